@@ -57,8 +57,10 @@ impl Frame {
             .iter()
             .map(|mem| {
                 let size = mem.entries() as usize * words(mem.bits);
-                let mut contents = mem.initial.clone();
-                contents.resize(size + 1, 0);
+                // Zeros of the system cost nothing until they are written.
+                let mut contents = vec![0; size + 1];
+                let known = mem.initial.len().min(size);
+                contents[..known].copy_from_slice(&mem.initial[..known]);
                 contents
             })
             .collect();

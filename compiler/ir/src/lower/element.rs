@@ -6,7 +6,7 @@ use beeline_syntax::ast::{self, Storage};
 use beeline_syntax::{Diagnostic, Diagnostics, Span};
 
 use super::types::{Type, World};
-use super::world::{constant_of, dimension, resolve};
+use super::world::{TOO_LARGE, constant_of, dimension, has_room, resolve};
 use crate::tree::{
     Element, Expr, Index, Label, Mem, MemId, Place, Port, Stmt, Var, VarId, VarKind, words,
 };
@@ -312,9 +312,8 @@ impl Lower<'_> {
             };
             return Ok(value.map(set));
         }
-        let entries: u64 = dimensions.iter().map(|d| u64::from(*d)).product();
-        if entries * u64::from(bits) > 1 << 33 {
-            return self.fail("bad-size", span, "a memory of more than a gigabyte");
+        if !has_room(&dimensions, bits) {
+            return self.fail("bad-size", span, TOO_LARGE);
         }
         let initial = match &variable.initial {
             None => Vec::new(),

@@ -7,9 +7,10 @@
 
 use beeline_syntax::ast::{self, ExpressionKind, Pragmas, StatementKind};
 
-use super::element::{Failed, Lower, Lowered};
+use super::element::{Binding, Failed, Lower, Lowered};
 use super::expressions::assigned;
-use crate::tree::{Binary, Expr, LoopInfo, Place, Stmt};
+use super::types::Type;
+use crate::tree::{Binary, Expr, LoopInfo, Place, Stmt, VarKind, mask};
 
 impl Lower<'_> {
     pub(super) fn loop_statement(&mut self, statement: &ast::Statement) -> Lowered<()> {
@@ -45,7 +46,7 @@ impl Lower<'_> {
     ) -> Lowered<()> {
         let counter = counter(before, step, body);
         self.sequence(before)?;
-        let exact = counter.as_ref().and_then(|c| self.turns(c, condition));
+        let exact = counter.as_ref().and_then(|c| self.turns(c, condition, body));
         let mut enforced = pragmas.max_iter;
         let mut bound = exact.map(|(turns, _)| turns);
         if bound.is_none()
@@ -124,10 +125,16 @@ impl Lower<'_> {
         &mut self,
         counter: &Counter,
         condition: Option<&ast::Expression>,
+        body: &[ast::Statement],
     ) -> Option<(u32, bool)> {
         let ExpressionKind::Binary(operator, left, right) = &condition?.kind else { return None };
         let ExpressionKind::Name(name) = &left.kind else { return None };
         if *name != counter.name || counter.step == 0 {
+            return None;
+        }
+        let Some(Binding::Var(var, Type::Scalar(bits))) = self.lookup(name) else { return None };
+        // A function sees the element's state, and may write it.
+        if self.element.var(var).kind != VarKind::Local && self.calls(body) {
             return None;
         }
         // Lowered only to look at; its statements are thrown away.
@@ -159,28 +166,40 @@ impl Lower<'_> {
             ">" if !counter.up && exact => counter.from.saturating_sub(largest),
             _ => return None,
         };
-        // Past this a narrow iterator could wrap.
-        if span + counter.from > 1 << 20 {
+        // The value that ends the loop has to fit into the iterator: one that wraps goes on.
+        let turns = span.div_ceil(counter.step);
+        let way = turns.checked_mul(counter.step)?;
+        let end =
+            if counter.up { counter.from.checked_add(way) } else { counter.from.checked_sub(way) };
+        if end? > mask(bits) || counter.from > mask(bits) || span > 1 << 20 {
             return None;
         }
-        Some((u32::try_from(span.div_ceil(counter.step)).ok()?, exact))
+        Some((u32::try_from(turns).ok()?, exact))
+    }
+
+    /// True where the statements call a function of the language.
+    fn calls(&self, body: &[ast::Statement]) -> bool {
+        let mut found = false;
+        expressions(body, &mut |e| {
+            if let ExpressionKind::Call(name, ..) = &e.kind {
+                found |= self.world.functions.contains_key(&name.text);
+            }
+        });
+        found
     }
 
     /// The smallest array that the iterator indexes.
     fn indexed(&self, body: &[ast::Statement], name: &str) -> Option<u32> {
         let mut smallest: Option<u32> = None;
-        super::loops::indices(body, &mut |base, at| {
+        expressions(body, &mut |e| {
+            let ExpressionKind::Index(base, at) = &e.kind else { return };
             if !matches!(&at.kind, ExpressionKind::Name(n) if n == name) {
                 return;
             }
             let size = match &base.kind {
                 ExpressionKind::Name(array) => match self.lookup(array) {
-                    Some(super::element::Binding::Mem(mem, _)) => {
-                        self.element.mem(mem).dimensions.first().copied()
-                    }
-                    Some(super::element::Binding::Var(_, super::types::Type::Array(_, n))) => {
-                        Some(n)
-                    }
+                    Some(Binding::Mem(mem, _)) => self.element.mem(mem).dimensions.first().copied(),
+                    Some(Binding::Var(_, Type::Array(_, n))) => Some(n),
                     _ => self
                         .world
                         .constants
@@ -234,18 +253,12 @@ fn counter(
     Some(Counter { name, from, step, up: *operator == "+" })
 }
 
-/// Calls `look` with base and index of every indexing in the statements.
-fn indices<'a>(
-    body: &'a [ast::Statement],
-    look: &mut impl FnMut(&'a ast::Expression, &'a ast::Expression),
-) {
-    fn expression<'a>(
-        e: &'a ast::Expression,
-        look: &mut impl FnMut(&'a ast::Expression, &'a ast::Expression),
-    ) {
+/// Calls `look` with every expression in the statements.
+fn expressions<'a>(body: &'a [ast::Statement], look: &mut impl FnMut(&'a ast::Expression)) {
+    fn expression<'a>(e: &'a ast::Expression, look: &mut impl FnMut(&'a ast::Expression)) {
+        look(e);
         match &e.kind {
             ExpressionKind::Index(base, at) => {
-                look(base, at);
                 expression(base, look);
                 expression(at, look);
             }
@@ -283,18 +296,18 @@ fn indices<'a>(
             StatementKind::Call(call) => expression(call, look),
             StatementKind::If { condition, then, otherwise } => {
                 expression(condition, look);
-                indices(then, look);
-                indices(otherwise, look);
+                expressions(then, look);
+                expressions(otherwise, look);
             }
             StatementKind::Loop { before, body, step, .. } => {
-                indices(before, look);
-                indices(body, look);
-                indices(step, look);
+                expressions(before, look);
+                expressions(body, look);
+                expressions(step, look);
             }
             StatementKind::Switch { arms, .. } => {
-                arms.iter().for_each(|(_, _, body)| indices(body, look));
+                arms.iter().for_each(|(_, _, body)| expressions(body, look));
             }
-            StatementKind::Block(body, _) | StatementKind::Async(body) => indices(body, look),
+            StatementKind::Block(body, _) | StatementKind::Async(body) => expressions(body, look),
             StatementKind::Return(Some(value)) => expression(value, look),
             StatementKind::Return(None) | StatementKind::Break | StatementKind::Continue => {}
         }

@@ -9,6 +9,7 @@ use super::Loader;
 use super::evaluate::constant;
 use super::types::{Constant, Field, Record, Type, World, scalar};
 use crate::library;
+use crate::tree::words;
 
 /// Largest number of files of one compilation.
 const MOST_FILES: usize = 200;
@@ -134,6 +135,18 @@ pub(super) fn resolve(
     None
 }
 
+/// Said of a memory without room.
+pub(super) const TOO_LARGE: &str = "a memory of more than a gigabyte";
+
+/// True for a memory of at most a gigabyte, an entry being whole words of 64 bits.
+pub(super) fn has_room(dimensions: &[u32], bits: u32) -> bool {
+    // Counted without wrapping around: machine code trusts each dimension by itself.
+    let bytes = dimensions
+        .iter()
+        .try_fold(words(bits) as u64 * 8, |bytes, size| bytes.checked_mul(u64::from(*size)));
+    bytes.is_some_and(|bytes| bytes <= 1 << 30)
+}
+
 /// A dimension of an array.
 pub(super) fn dimension(
     world: &World,
@@ -224,6 +237,10 @@ pub(super) fn constant_of(
     let mut dimensions = Vec::new();
     for size in &variable.dimensions {
         dimensions.push(dimension(world, size, local, found)?);
+    }
+    if !has_room(&dimensions, world.bits(&ty)) {
+        found.push(Diagnostic::error("bad-size", span, TOO_LARGE));
+        return None;
     }
     let entries: u64 = dimensions.iter().map(|d| u64::from(*d)).product();
     let values: Option<Vec<u64>> = match &variable.initial {
