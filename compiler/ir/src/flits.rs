@@ -59,6 +59,26 @@ pub fn write_flit(packet: &[u8], time_ns: u64, at: usize, flit: &mut Flit) {
     (flit[5], flit[6], flit[7]) = (0, 0, if first { time_ns } else { 0 });
 }
 
+/// Writes the first flits of a packet, as many as there are places and at most all of them.
+#[inline]
+pub fn write_flits(packet: &[u8], time_ns: u64, places: &mut [Flit]) {
+    let last = count(packet.len()) - 1;
+    let whole = packet.as_chunks::<PAYLOAD>().0;
+    for (at, (flit, part)) in places.iter_mut().zip(whole).enumerate() {
+        for (word, chunk) in flit.iter_mut().zip(part.as_chunks().0) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+        flit[4] = u64::from(at == 0) | u64::from(at == last) << 1;
+        (flit[5], flit[6], flit[7]) = (0, 0, if at == 0 { time_ns } else { 0 });
+    }
+    // The part that does not fill a flit, or the flit of an empty packet.
+    if last == whole.len()
+        && let Some(flit) = places.get_mut(last)
+    {
+        write_flit(packet, time_ns, last, flit);
+    }
+}
+
 /// Splits a packet.
 pub fn split(packet: &[u8], time_ns: u64, mut each: impl FnMut(Flit)) {
     for at in 0..count(packet.len()) {
@@ -214,7 +234,11 @@ mod tests {
             let mut joiner = Joiner::default();
             let mut back = Vec::new();
             let mut count = 0;
+            let mut places = vec![[u64::MAX; WORDS]; packet.len().div_ceil(32) + 1];
+            write_flits(&packet, time, &mut places);
+            prop_assert_eq!(places.pop(), Some([u64::MAX; WORDS]));
             split(&packet, time, |flit| {
+                assert_eq!(flit, places[count]);
                 count += 1;
                 if let Ok(Some((bytes, at))) = joiner.push(&flit) {
                     back.push((bytes.to_vec(), at));

@@ -78,8 +78,20 @@ impl Whole<'_> {
     }
 
     /// A node's variables and memories.
+    #[must_use]
+    pub fn frame(&self, node: usize) -> &Frame {
+        &self.workers[node].frame
+    }
+
+    /// A node's variables and memories.
     pub fn frame_mut(&mut self, node: usize) -> &mut Frame {
         &mut self.workers[node].frame
+    }
+
+    /// True where the items of a channel are logged: each has to go through its ring.
+    #[must_use]
+    pub fn logged(&self) -> bool {
+        self.channels.iter().any(|channel| channel.log.is_some())
     }
 
     /// A channel's ring.

@@ -20,12 +20,14 @@ use cranelift_module::{FuncId, Linkage, Module as _};
 mod memory;
 mod turned;
 
-use turned::Turned;
+use turned::{Turned, unmasked};
 
 use crate::uses::{Uses, Word, indexed, outlives, vars};
 
-/// Turns of loops without a known end before a call counts as endless.
+/// Turns of loops without a known end, or with a far one, before a call counts as endless.
 pub(crate) const FUEL: i64 = 4_000_000;
+/// Turns of a nest of loops that is not counted.
+const SHORT: u64 = 4_096;
 
 /// The code generator's words.
 #[derive(Debug)]
@@ -60,6 +62,8 @@ pub(crate) struct Coder<'a, 'b> {
     pub(crate) resident: BTreeSet<Word>,
     /// What each open region stores when it ends.
     regions: Vec<Vec<Word>>,
+    /// Most turns of the loops around what is emitted now, multiplied.
+    turns: u64,
 }
 
 /// Declares registers for everything that is not indexed at run time.
@@ -102,6 +106,7 @@ impl<'a, 'b> Coder<'a, 'b> {
             labels,
             resident,
             regions,
+            turns: 1,
         }
     }
 
@@ -171,6 +176,13 @@ impl<'a, 'b> Coder<'a, 'b> {
             let offset = i32::try_from((first + word) * 8).unwrap_or(i32::MAX);
             let value = self.builder.ins().load(types::I64, MemFlagsData::trusted(), base, offset);
             self.builder.def_var(variable, value);
+        }
+    }
+
+    /// Defines a register by the values of its words.
+    pub(crate) fn define_values(&mut self, var: VarId, values: &[Value]) {
+        for (word, value) in values.iter().enumerate() {
+            self.set_word(var, word, *value);
         }
     }
 
@@ -489,6 +501,7 @@ impl<'a, 'b> Coder<'a, 'b> {
         while let Some((stmt, more)) = rest.split_first() {
             if let Some(turn) = Turned::of(self.element, rest) {
                 let from = self.word(turn.from, 0);
+                let from = unmasked(self.builder.func, from, turn.bits);
                 let value = self.builder.ins().bswap(from);
                 let value = match 64 - turn.bits {
                     0 => value,
@@ -534,7 +547,9 @@ impl<'a, 'b> Coder<'a, 'b> {
                 self.labels.insert(*label, (end, self.regions.len()));
                 self.builder.ins().jump(head, &[]);
                 self.builder.switch_to_block(head);
-                if info.bound.is_none() {
+                let outer = self.turns;
+                self.turns = outer.saturating_mul(info.bound.map_or(u64::MAX, u64::from).max(1));
+                if self.turns > SHORT {
                     let fuel = self.builder.use_var(self.fuel);
                     let left = self.builder.ins().iadd_imm_s(fuel, -1);
                     self.builder.def_var(self.fuel, left);
@@ -545,6 +560,7 @@ impl<'a, 'b> Coder<'a, 'b> {
                 if self.block(body) {
                     self.builder.ins().jump(head, &[]);
                 }
+                self.turns = outer;
                 self.builder.switch_to_block(end);
             }
             Stmt::Scope { label, body } => {

@@ -7,7 +7,9 @@
 //! from outside is empty, an output to outside may fill in the next round, nothing moved, or so many
 //! rounds passed as were asked for. So elements cannot tell it from one round at a time.
 //!
-//! Neighbours are one function as long as that stays short; a function of a few calls joins them.
+//! Neighbours are one function as long as that stays short; a function of a few calls joins them. Of
+//! two neighbours in one function, the writer hands its item to the reader in registers, past the ring
+//! between them, where the ring is empty and the reader rests: it takes the item in this round anyway.
 //!
 //! The code and the host (`Native` in `lib.rs`) agree on the words of the control block below;
 //! everything else lies in the frames and rings that they point to.
@@ -15,10 +17,10 @@
 use std::collections::BTreeSet;
 
 use beeline_ir::graph::{Graph, Peer};
-use beeline_ir::tree::{Element, Stmt, VarId, words};
+use beeline_ir::tree::{Element, Stmt, VarId, mask, words};
 use cranelift_codegen::ir::condcodes::IntCC;
 use cranelift_codegen::ir::{
-    AbiParam, Block, InstBuilder as _, MemFlagsData, UserFuncName, Value, types,
+    AbiParam, Block, BlockArg, InstBuilder as _, MemFlagsData, UserFuncName, Value, types,
 };
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext};
 use cranelift_jit::JITModule;
@@ -40,10 +42,16 @@ pub(crate) const WROTE: usize = 3;
 pub(crate) const BLOCKED: usize = 4;
 /// The element that did not end.
 pub(crate) const ENDLESS: usize = 5;
-const HEAD: usize = 6;
+/// Not zero where every item has to go through its ring, since a log is written from there.
+pub(crate) const LOGGED: usize = 6;
+const HEAD: usize = 7;
 
-/// Words of a node: its frame, its table of memories, its iterations.
-const NODE: usize = 3;
+/// Words of a node: its frame, its table of memories, the rounds in which it was blocked, and whether
+/// it does not rest. An element rests where none of its outputs and none of its inputs holds an item,
+/// and where it asked for all inputs.
+const NODE: usize = 4;
+const BLOCKS: usize = 2;
+const BUSY: usize = 3;
 /// Words of a channel.
 const CHANNEL: usize = 5;
 
@@ -61,6 +69,16 @@ pub(crate) fn channel_at(nodes: usize, channel: usize) -> usize {
 /// All words of a graph.
 pub(crate) fn control_words(graph: &Graph) -> usize {
     channel_at(graph.nodes.len(), graph.channels.len())
+}
+
+/// The word of a node that counts the rounds in which it was blocked.
+pub(crate) fn blocks_at(node: usize) -> usize {
+    node_at(node) + BLOCKS
+}
+
+/// The word of a node that says whether it does not rest.
+pub(crate) fn busy_at(node: usize) -> usize {
+    node_at(node) + BUSY
 }
 
 /// Statements of one function.
@@ -93,25 +111,94 @@ pub(crate) fn define(
         }
         length += more;
     }
+    let emit = |builder: &mut FunctionBuilder<'_>, control: Value, nodes: &[usize]| {
+        segment(graph, handlers, nodes, builder, control);
+    };
+    if let [nodes] = &segments[..] {
+        // No call a round.
+        let all = function(module, "rounds", |builder, control, _| {
+            rounds(graph, builder, control, |builder, _| emit(builder, control, nodes));
+        });
+        return all.map(Some).map_err(|refused| (0, refused));
+    }
     let mut functions = Vec::new();
     for (at, nodes) in segments.iter().enumerate() {
         let first = nodes.first().copied().unwrap_or(0);
         let name = format!("segment{at}");
         let made = function(module, &name, |builder, control, _| {
-            for node in nodes {
-                let handler = &handlers[*node];
-                Step { graph, node: *node, element: &graph.nodes[*node].element, builder, control }
-                    .emit(handler);
-            }
+            emit(builder, control, nodes);
             let zero = builder.ins().iconst(types::I64, 0);
             builder.ins().return_(&[zero]);
         });
         functions.push(made.map_err(|refused| (first, refused))?);
     }
     let all = function(module, "rounds", |builder, control, module| {
-        rounds(graph, &functions, builder, control, module);
+        rounds(graph, builder, control, |builder, failed| {
+            for segment in &functions {
+                let callee = module.declare_func_in_func(*segment, builder.func);
+                let call = builder.ins().call(callee, &[control]);
+                let status = builder.inst_results(call)[0];
+                let next = builder.create_block();
+                builder.ins().brif(status, failed, &[], next, &[]);
+                builder.switch_to_block(next);
+            }
+        });
     });
     all.map(Some).map_err(|refused| (0, refused))
+}
+
+/// Emits an iteration of each of `nodes`, which are neighbours in the order of a round.
+fn segment(
+    graph: &Graph,
+    handlers: &[Vec<Stmt>],
+    nodes: &[usize],
+    builder: &mut FunctionBuilder<'_>,
+    control: Value,
+) {
+    // Where an element goes on that has its item already: a parameter a word.
+    let mut entry = |node: usize| {
+        let element = &graph.nodes[node].element;
+        if !twice(element, &handlers[node]) || reader_of(graph, node).is_none() {
+            return None;
+        }
+        let block = builder.create_block();
+        for _ in 0..words(element.inputs[0].bits) {
+            builder.append_block_param(block, types::I64);
+        }
+        Some(block)
+    };
+    let entries: Vec<Option<Block>> = nodes.iter().map(|node| entry(*node)).collect();
+    for (at, node) in nodes.iter().enumerate() {
+        let after = nodes.get(at + 1).zip(entries.get(at + 1).copied().flatten());
+        let pass = after.and_then(|(reader, present)| {
+            let channel = &graph.channels[reader_of(graph, *reader)?];
+            match channel.from {
+                Peer::Port { node: from, port } if from == *node => {
+                    Some(Pass { port, reader: *reader, present })
+                }
+                _ => None,
+            }
+        });
+        let element = &graph.nodes[*node].element;
+        Step { graph, node: *node, element, builder, control, present: entries[at], pass }
+            .emit(&handlers[*node]);
+    }
+}
+
+/// The channel at a node's first input.
+fn reader_of(graph: &Graph, node: usize) -> Option<usize> {
+    let wanted = Peer::Port { node, port: 0 };
+    graph.channels.iter().position(|channel| channel.to == wanted)
+}
+
+/// The next element of a function, to which an output leads.
+#[derive(Clone, Copy)]
+struct Pass {
+    /// The output.
+    port: usize,
+    reader: usize,
+    /// Where the reader goes on with an item.
+    present: Block,
 }
 
 /// Every port variable.
@@ -167,13 +254,13 @@ fn store_number(builder: &mut FunctionBuilder<'_>, base: Value, word: usize, val
     store(builder, base, word, value);
 }
 
-/// The loop over rounds.
+/// The loop over rounds; `round` emits one, and goes to the block that it is given where an element
+/// does not end.
 fn rounds(
     graph: &Graph,
-    segments: &[FuncId],
     builder: &mut FunctionBuilder<'_>,
     control: Value,
-    module: &mut JITModule,
+    round: impl FnOnce(&mut FunctionBuilder<'_>, Block),
 ) {
     let (turn, failed, done) =
         (builder.create_block(), builder.create_block(), builder.create_block());
@@ -186,14 +273,7 @@ fn rounds(
     for word in [FETCHED, WROTE, BLOCKED] {
         store_number(builder, control, word, 0);
     }
-    for segment in segments {
-        let callee = module.declare_func_in_func(*segment, builder.func);
-        let call = builder.ins().call(callee, &[control]);
-        let status = builder.inst_results(call)[0];
-        let next = builder.create_block();
-        builder.ins().brif(status, failed, &[], next, &[]);
-        builder.switch_to_block(next);
-    }
+    round(builder, failed);
     let before = builder.use_var(count);
     let now = builder.ins().iadd_imm_s(before, 1);
     builder.def_var(count, now);
@@ -240,6 +320,9 @@ struct Step<'a, 'b, 'c> {
     element: &'a Element,
     builder: &'c mut FunctionBuilder<'b>,
     control: Value,
+    /// Where it goes on with an item, if it is made twice.
+    present: Option<Block>,
+    pass: Option<Pass>,
 }
 
 /// A handler of an element with one input is made twice up to so many statements: for an item, and
@@ -266,33 +349,29 @@ impl Step<'_, '_, '_> {
         let registers = registers(self.element, self.builder, &vars, &indexed);
         let (element, node, graph) = (self.element, self.node, self.graph);
         let mut coder = Coder::new(element, self.builder, registers, frame, mems, fuel, endless);
-        let world = World { graph, node, control, nodes: graph.nodes.len() };
+        let nodes = graph.nodes.len();
+        let rests = self.present.is_some();
+        let world = World { graph, node, control, nodes, rests, pass: self.pass };
         let blocked = coder.builder.create_block();
-        let free = coder.builder.create_block();
-        world.flush(&mut coder, blocked);
-        coder.builder.ins().jump(free, &[]);
-        coder.builder.switch_to_block(blocked);
-        store_number(coder.builder, control, BLOCKED, 1);
-        coder.builder.ins().jump(end, &[]);
-        coder.builder.switch_to_block(free);
-
-        let start = coder.number(FUEL.cast_unsigned());
-        coder.builder.def_var(fuel, start);
         for var in ports(element) {
             let words = (0..words(element.var(var).bits)).map(|word| (var, word));
             coder.resident.extend(words);
         }
         // Outputs hold nothing at the beginning, or this element would be blocked.
         let mut given: Known = element.out_set.iter().map(|flag| (*flag, 0)).collect();
-        if twice(element, handler) && world.channel(|channel| channel.to, 0).is_some() {
-            let (present, absent) = world.look(&mut coder);
-            let item = coder.builder.block_params(present)[0];
+        if let Some(present) = self.present {
+            given.insert(element.next_ports, 0);
+            let absent = world.look(&mut coder, present, blocked);
+            let item: Vec<Value> = coder.builder.block_params(present).to_vec();
             let (flag, data) = (element.in_valid[0], element.in_data[0]);
             for (has, block) in [(1, present), (0, absent)] {
                 coder.builder.switch_to_block(block);
+                // Control comes here from the element before, too.
+                coder.frame = load(coder.builder, control, node_at(node));
+                coder.mems = load(coder.builder, control, node_at(node) + 1);
                 coder.define_number(flag, has);
                 if has == 1 {
-                    coder.define_words(data, item, 0);
+                    coder.define_values(data, &item);
                 } else {
                     coder.clear(data);
                 }
@@ -301,10 +380,17 @@ impl Step<'_, '_, '_> {
                 world.iteration(&mut coder, &vars, &handler, &known, end);
             }
         } else {
+            world.flush(&mut coder, blocked);
             world.fetch(&mut coder);
             let (handler, known) = fold_given(element, handler, &given);
             world.iteration(&mut coder, &vars, &handler, &known, end);
         }
+        coder.builder.switch_to_block(blocked);
+        store_number(coder.builder, control, BLOCKED, 1);
+        let count = load(coder.builder, control, blocks_at(node));
+        let count = coder.builder.ins().iadd_imm_s(count, 1);
+        store(coder.builder, control, blocks_at(node), count);
+        coder.builder.ins().jump(end, &[]);
         coder.builder.switch_to_block(endless);
         let node_number = i64::try_from(node).unwrap_or(0);
         store_number(coder.builder, control, ENDLESS, node_number);
@@ -314,6 +400,11 @@ impl Step<'_, '_, '_> {
     }
 }
 
+/// What `next_ports` holds where every input is asked for.
+pub(crate) fn all_inputs(element: &Element) -> u64 {
+    mask(element.var(element.next_ports).bits)
+}
+
 /// The kernel loop around a handler.
 #[derive(Clone, Copy)]
 struct World<'a> {
@@ -321,6 +412,9 @@ struct World<'a> {
     node: usize,
     nodes: usize,
     control: Value,
+    /// True where the element is entered at rest: its frame holds no item, and asks for all inputs.
+    rests: bool,
+    pass: Option<Pass>,
 }
 
 impl World<'_> {
@@ -334,6 +428,8 @@ impl World<'_> {
         end: Block,
     ) {
         let element = coder.element;
+        let start = coder.number(FUEL.cast_unsigned());
+        coder.builder.def_var(coder.fuel, start);
         for var in vars {
             if !outlives(element, *var) {
                 coder.clear(*var);
@@ -349,36 +445,60 @@ impl World<'_> {
         }
     }
 
-    /// The only input: control goes to the first block with the address of an item, held or fetched,
-    /// or to the second without one.
-    fn look(&self, coder: &mut Coder<'_, '_>) -> (Block, Block) {
+    /// The only input: control goes to `present` with an item, held or fetched, or to the block that is
+    /// given back without one; to `blocked` where an output still waits. At both of the others the
+    /// element rests.
+    fn look(&self, coder: &mut Coder<'_, '_>, present: Block, blocked: Block) -> Block {
         let element = coder.element;
-        let [present, absent, held, look, ready, take] =
+        let control = self.control;
+        let [absent, waits, rests, held, asks, take] =
             [(); 6].map(|()| coder.builder.create_block());
-        coder.builder.append_block_param(present, types::I64);
-        let Some(ring) = self.channel(|channel| channel.to, 0) else {
-            coder.builder.ins().jump(absent, &[]);
-            return (present, absent);
-        };
-        let valid = load(coder.builder, coder.frame, offset_word(coder, element.in_valid[0]));
-        coder.builder.ins().brif(valid, held, &[], look, &[]);
+        let busy = load(coder.builder, control, busy_at(self.node));
+        coder.builder.ins().brif(busy, waits, &[], rests, &[]);
+
+        coder.builder.switch_to_block(waits);
+        coder.builder.set_cold_block(waits);
+        self.flush(coder, blocked);
+        let flag = offset_word(coder, element.in_valid[0]);
+        let valid = load(coder.builder, coder.frame, flag);
+        let next_ports = offset_word(coder, element.next_ports);
+        let asked = load(coder.builder, coder.frame, next_ports);
+        store_number(coder.builder, coder.frame, flag, 0);
+        let all = coder.number(all_inputs(element));
+        store(coder.builder, coder.frame, next_ports, all);
+        store_number(coder.builder, control, busy_at(self.node), 0);
+        coder.builder.ins().brif(valid, held, &[], asks, &[]);
         coder.builder.switch_to_block(held);
-        let data = offset(offset_word(coder, element.in_data[0]));
-        let place = coder.builder.ins().iadd_imm_s(coder.frame, i64::from(data));
-        coder.builder.ins().jump(present, &[place.into()]);
-        coder.builder.switch_to_block(look);
-        let asked = load(coder.builder, coder.frame, offset_word(coder, element.next_ports));
+        let data = offset_word(coder, element.in_data[0]);
+        let frame = coder.frame;
+        let item = self.item(coder, frame, data);
+        coder.builder.ins().jump(present, &item);
+        coder.builder.switch_to_block(asks);
         let one = coder.number(1);
         let asked = coder.builder.ins().band(asked, one);
-        coder.builder.ins().brif(asked, ready, &[], absent, &[]);
-        coder.builder.switch_to_block(ready);
-        let count = load(coder.builder, self.control, ring.at + 3);
+        coder.builder.ins().brif(asked, rests, &[], absent, &[]);
+
+        coder.builder.switch_to_block(rests);
+        let Some(ring) = self.channel(|channel| channel.to, 0) else {
+            coder.builder.ins().jump(absent, &[]);
+            coder.builder.switch_to_block(take);
+            coder.builder.ins().jump(absent, &[]);
+            return absent;
+        };
+        let count = load(coder.builder, control, ring.at + 3);
         coder.builder.ins().brif(count, take, &[], absent, &[]);
         coder.builder.switch_to_block(take);
-        let item = ring.take(coder.builder, count);
-        store_number(coder.builder, self.control, FETCHED, 1);
-        coder.builder.ins().jump(present, &[item.into()]);
-        (present, absent)
+        let place = ring.take(coder.builder, count);
+        store_number(coder.builder, control, FETCHED, 1);
+        let item = self.item(coder, place, 0);
+        coder.builder.ins().jump(present, &item);
+        absent
+    }
+
+    /// An item of the only input that lies at `base`, from a word on.
+    fn item(&self, coder: &mut Coder<'_, '_>, base: Value, first: usize) -> Vec<BlockArg> {
+        let words = words(coder.element.inputs[0].bits);
+        (0..words).map(|word| load(coder.builder, base, first + word).into()).collect()
     }
 
     /// The part of the control words of the channel at a port.
@@ -491,15 +611,27 @@ impl World<'_> {
         }
     }
 
-    /// Keeps in the frame what the next iteration needs of the inputs, and counts this one.
+    /// Keeps in the frame what the next iteration needs of the inputs.
     fn keep(&self, coder: &mut Coder<'_, '_>, known: &Known) {
         let element = coder.element;
-        let at = offset_word(coder, element.next_ports);
-        coder.store_words(element.next_ports, at);
+        let all = all_inputs(element);
+        let asks_all = known.get(&element.next_ports) == Some(&all);
+        if !(self.rests && asks_all) {
+            let at = offset_word(coder, element.next_ports);
+            coder.store_words(element.next_ports, at);
+        }
+        if self.rests && !asks_all {
+            let (asked, all) = (coder.first(element.next_ports), coder.number(all));
+            let not = coder.builder.ins().bxor(asked, all);
+            store(coder.builder, self.control, busy_at(self.node), not);
+        }
         for (flag, data) in element.in_valid.iter().zip(&element.in_data) {
-            let at = offset_word(coder, *flag);
-            coder.store_words(*flag, at);
-            if known.get(flag) == Some(&0) {
+            let read = known.get(flag) == Some(&0);
+            if !(self.rests && read) {
+                let at = offset_word(coder, *flag);
+                coder.store_words(*flag, at);
+            }
+            if read {
                 continue;
             }
             let valid = coder.first(*flag);
@@ -508,19 +640,26 @@ impl World<'_> {
             coder.builder.switch_to_block(unread);
             let at = offset_word(coder, *data);
             coder.store_words(*data, at);
+            self.does_not_rest(coder);
             coder.builder.ins().jump(next, &[]);
             coder.builder.switch_to_block(next);
         }
-        let counter = node_at(self.node) + 2;
-        let count = load(coder.builder, self.control, counter);
-        let count = coder.builder.ins().iadd_imm_s(count, 1);
-        store(coder.builder, self.control, counter, count);
+    }
+
+    fn does_not_rest(&self, coder: &mut Coder<'_, '_>) {
+        if self.rests {
+            store_number(coder.builder, self.control, busy_at(self.node), 1);
+        }
     }
 
     /// Writes what the handler gave; what has no room waits in the frame.
     fn write(&self, coder: &mut Coder<'_, '_>, known: &Known) {
         let element = coder.element;
-        for (port, (flag, data)) in element.out_set.iter().zip(&element.out_data).enumerate() {
+        let mut ports: Vec<usize> = (0..element.out_set.len()).collect();
+        // Behind the output that leads to the next element, control does not come back.
+        ports.sort_by_key(|port| self.pass.is_some_and(|pass| pass.port == *port));
+        for port in ports {
+            let (flag, data) = (&element.out_set[port], &element.out_data[port]);
             let known = known.get(flag).copied();
             if known == Some(0) {
                 continue;
@@ -535,8 +674,11 @@ impl World<'_> {
             coder.builder.switch_to_block(given);
             if let Some(ring) = self.channel(|channel| channel.from, port) {
                 let full = coder.builder.create_block();
-                let count = ring.with_room(coder.builder, full);
                 let values = coder.words_of(*data);
+                if let Some(pass) = self.pass.filter(|pass| pass.port == port) {
+                    self.hand_over(coder, ring, pass, &values);
+                }
+                let count = ring.with_room(coder.builder, full);
                 ring.put(coder.builder, count, &values);
                 store_number(coder.builder, self.control, WROTE, 1);
                 coder.builder.ins().jump(next, &[]);
@@ -546,12 +688,34 @@ impl World<'_> {
                 let at = offset_word(coder, *flag);
                 store_number(coder.builder, coder.frame, at, 1);
                 store_number(coder.builder, self.control, BLOCKED, 1);
+                self.does_not_rest(coder);
             } else {
                 store_number(coder.builder, self.control, WROTE, 1);
             }
             coder.builder.ins().jump(next, &[]);
             coder.builder.switch_to_block(next);
         }
+    }
+}
+
+impl World<'_> {
+    /// Goes on in the next element with the item where that would take it out of the ring now; control
+    /// comes back where it would not.
+    fn hand_over(&self, coder: &mut Coder<'_, '_>, ring: Ring, pass: Pass, item: &[Value]) {
+        let (direct, by_ring) = (coder.builder.create_block(), coder.builder.create_block());
+        let count = load(coder.builder, self.control, ring.at + 3);
+        let busy = load(coder.builder, self.control, busy_at(pass.reader));
+        let logged = load(coder.builder, self.control, LOGGED);
+        let either = coder.builder.ins().bor(count, busy);
+        let either = coder.builder.ins().bor(either, logged);
+        coder.builder.ins().brif(either, by_ring, &[], direct, &[]);
+        coder.builder.switch_to_block(direct);
+        ring.passed(coder.builder);
+        store_number(coder.builder, self.control, WROTE, 1);
+        store_number(coder.builder, self.control, FETCHED, 1);
+        let item: Vec<BlockArg> = item.iter().map(|word| (*word).into()).collect();
+        coder.builder.ins().jump(pass.present, &item);
+        coder.builder.switch_to_block(by_ring);
     }
 }
 
@@ -603,6 +767,11 @@ impl Ring {
         store(builder, self.control, self.at + 2, tail);
         let count = builder.ins().iadd_imm_s(count, 1);
         store(builder, self.control, self.at + 3, count);
+        self.passed(builder);
+    }
+
+    /// Counts an item that went in.
+    fn passed(&self, builder: &mut FunctionBuilder<'_>) {
         let passed = load(builder, self.control, self.at + 4);
         let passed = builder.ins().iadd_imm_s(passed, 1);
         store(builder, self.control, self.at + 4, passed);

@@ -224,6 +224,13 @@ impl NativeMachine {
     }
 }
 
+/// True where no port of an element holds an item, and it asks for every input.
+fn rests(element: &Element, frame: &Frame) -> bool {
+    let mut flags = element.in_valid.iter().chain(&element.out_set);
+    flags.all(|flag| frame.low(*flag) == 0)
+        && frame.low(element.next_ports) == fused::all_inputs(element)
+}
+
 impl Machine for NativeMachine {
     fn init(&mut self, element: &Element, frame: &mut Frame) -> Result<(), Endless> {
         self.call(self.functions.init, element, frame)
@@ -265,7 +272,10 @@ impl Machine for NativeMachine {
         control.clear();
         control.resize(fused::control_words(whole.graph()), 0);
         control[fused::MOST] = most.max(1);
+        control[fused::LOGGED] = u64::from(whole.logged());
         for (node, machine) in machines.iter_mut().enumerate() {
+            let rests = rests(&whole.graph().nodes[node].element, whole.frame(node));
+            control[fused::busy_at(node)] = u64::from(!rests);
             let Frame { words, mems, .. } = whole.frame_mut(node);
             machine.mems.clear();
             machine.mems.extend(mems.iter_mut().map(|mem| mem.as_mut_ptr() as usize));
@@ -299,7 +309,8 @@ impl Machine for NativeMachine {
             whole.moved_on(channel, head, count, control[at + 4]);
         }
         for node in 0..nodes {
-            whole.iterated(node, control[fused::node_at(node) + 2]);
+            let blocks = control[fused::blocks_at(node)];
+            whole.iterated(node, control[fused::DONE].saturating_sub(blocks));
         }
         let outcome = if status == 0 {
             let moved = Moved {

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use beeline_ir::flits::{FlitError, Joiner, count, write_flit};
+use beeline_ir::flits::{FlitError, Joiner, count, write_flit, write_flits};
 use beeline_ir::graph::{Graph, Outside};
 use beeline_ir::run::{Machine, Run, RunError};
 use beeline_native::NativeError;
@@ -361,9 +361,7 @@ fn feed<M: Machine, R: BufRead, W: Write>(
                 };
                 let (all, length) = (count(packet.len()), packet.len());
                 let fits = all.min(places.len() - used);
-                for (at, place) in places[used..used + fits].iter_mut().enumerate() {
-                    write_flit(packet, time, at, place);
-                }
+                write_flits(packet, time, &mut places[used..used + fits]);
                 used += fits;
                 if fits < all {
                     bytes.clear();

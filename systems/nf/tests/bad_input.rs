@@ -127,32 +127,87 @@ fn a_reconvergent_graph_that_is_too_short_is_named_and_not_hung() {
     assert_eq!(out.channels[graph.outputs[0].channel].len() / 8, 32);
 }
 
+/// An element whose handler runs `body` for each item.
+fn with_body(state: &str, functions: &str, body: &str) -> String {
+    format!(
+        "{functions}
+.element Stuck (flit in -> flit out) {{
+    .state {{ uint n; {state} }}
+    .handler {{
+        if (test_input_port(in)) {{
+            flit x = read_input_port(in);
+            {body}
+            set_output_port(out, x);
+        }}
+    }}
+}}
+Stuck :: stuck
+from_tor -> stuck -> to_tor
+"
+    )
+}
+
 #[test]
 fn an_element_that_never_ends_is_named_by_both_back_ends() {
-    let text = "
-.element Stuck (flit in -> flit out) {
-    .state { uint n; }
-    .handler {
-        if (test_input_port(in)) {
-            flit x = read_input_port(in);
-            while (x.sop) { n++; }
-            set_output_port(out, x);
+    let nest = "for (uint a = 0; a < 1000000; a++) for (uint b = 0; b < 1000000; b++) n++;";
+    for (state, functions, body) in [
+        ("", "", "while (x.sop) { n++; }"),
+        // Iterators that wrap before they reach their limit.
+        ("", "", "for (uchar i = 0; i < 300; i++) n++;"),
+        ("", "", "for (uchar i = 0; i <= 255; i++) n++;"),
+        ("", "", "for (uchar i = 0; i < 250; i += 8) n++;"),
+        ("", "", "for (uint i = 10; i > 0; i -= 3) n++;"),
+        // Every loop ends, but not in a lifetime.
+        ("", "", nest),
+        // A function sets the iterator back.
+        ("uint i;", "void back() { i = 0; }", "for (i = 0; i < 10; i++) { n++; back(); }"),
+    ] {
+        let loaded = compiled(&with_body(state, functions, body));
+        let graph = &loaded.compiled.graph;
+        let stimulus = Stimulus { items: vec![flits(1)], signals: Vec::new() };
+        for outcome in [
+            beeline_nf::diff::interpreted(graph, &stimulus),
+            beeline_nf::diff::native(graph, &stimulus),
+        ] {
+            let Err(error) = outcome else { panic!("{body} ends") };
+            assert!(error.to_string().contains("Stuck did not end"), "{body}: {error}");
         }
     }
 }
-Stuck :: stuck
-from_tor -> stuck -> to_tor
-";
-    let loaded = compiled(text);
+
+#[test]
+fn loops_to_the_last_value_of_their_iterator_end_alike_in_every_back_end() {
+    let body = "for (uchar i = 0; i < 255; i++) n++;
+            for (uint4 i = 12; i > 0; i -= 3) n++;
+            for (uchar i = 0; i <= 255; i++) table[i] = n;
+            x.word[0] = n;";
+    let loaded = compiled(&with_body("uint table[256];", "", body));
     let graph = &loaded.compiled.graph;
+    let stimulus = Stimulus { items: vec![flits(2)], signals: Vec::new() };
+    let wanted = beeline_nf::diff::interpreted(graph, &stimulus).unwrap();
+    assert_eq!(wanted.channels[graph.outputs[0].channel][8], 2 * (255 + 4));
+    let native = beeline_nf::diff::native(graph, &stimulus).unwrap();
+    assert_eq!(native.channels, wanted.channels);
+    let hardware = all_hardware(graph, &Options::default()).unwrap();
+    let clocked = cycles(graph, &hardware, &stimulus).unwrap();
+    assert_eq!(clocked.channels, wanted.channels);
+}
+
+#[test]
+fn memories_are_counted_whole_and_in_words() {
+    let huge = |state: &str| codes(&with_body(state, "", "n = m[n][n][n];"));
+    // Each dimension is possible; their product is 2 to the 78, which is zero in 64 bits.
+    let state = "ulong m[67108864][67108864][67108864];";
+    assert_eq!(huge(state)[0], (3, "bad-size"));
+    // A bit an entry, but a word each in memory: 64 gigabytes.
+    assert_eq!(huge("bool m[8192][1024][1024];")[0], (3, "bad-size"));
+    let table = "const ulong t[67108864][67108864][67108864] = {1};\n";
+    let text = table.to_owned() + &with_body("", "", "n = t[n][n][n];");
+    assert_eq!(codes(&text)[0], (1, "bad-size"));
+    // What is possible costs nothing before it is used.
+    let loaded = compiled(&with_body("ulong m[67108864];", "", "n = m[n];"));
     let stimulus = Stimulus { items: vec![flits(1)], signals: Vec::new() };
-    for outcome in [
-        beeline_nf::diff::interpreted(graph, &stimulus),
-        beeline_nf::diff::native(graph, &stimulus),
-    ] {
-        let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("Stuck did not end"), "{error}");
-    }
+    assert!(beeline_nf::diff::native(&loaded.compiled.graph, &stimulus).is_ok());
 }
 
 #[test]

@@ -303,6 +303,55 @@ fn many_rounds_by_one_call_are_the_reference_s_rounds_one_by_one() {
     assert!(most > 2, "no call ran more than {most} rounds");
 }
 
+/// Elements that leave an item where it is, ask for none, give more than they take, or give it late.
+const CAPRICIOUS: [&str; 6] = [
+    "n++; if (n % 3 == 0 && test_input_port(in)) set_output_port(out, read_input_port(in));",
+    "if (again) { again = false; set_output_port(out, held); return 0; }
+     if (test_input_port(in)) { held = read_input_port(in); again = true; set_output_port(out, held); }",
+    "if (test_input_port(in)) { Item y = peek_input_port(in); n++;
+         if ((n & 1) == y.a[0:0]) { y = read_input_port(in); set_output_port(out, y); } }",
+    "if (test_input_port(in)) { if (again) set_output_port(out, held);
+         held = read_input_port(in); again = true; }
+     else if (again) { set_output_port(out, held); again = false; }",
+    "if (test_input_port(in)) { Item y = read_input_port(in); y.b = n; set_output_port(out, y); }",
+    "n++; if (test_input_port(in)) set_output_port(out, read_input_port(in)); return (n >> 1) & 1;",
+];
+
+#[test]
+fn items_that_pass_rings_by_are_those_that_go_through_them() {
+    for seed in 1..=60_u64 {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut text = String::from("struct Item { uint16 a; uint b; uint64 c; }\n");
+        for (at, body) in CAPRICIOUS.iter().enumerate() {
+            writeln!(
+                text,
+                ".element E{at} (Item in -> Item out) {{ .state {{ uint n; bool again; Item held; }} \
+                 .handler {{ {body} }} }}"
+            )
+            .unwrap();
+        }
+        let count = 2 + dice.roll(4);
+        for at in 0..count {
+            writeln!(text, "E{} :: e{at}", dice.roll(6)).unwrap();
+        }
+        text.push_str(".input Item in\n.output Item out\nin");
+        for at in 0..count {
+            write!(text, " -> {{{}}} e{at}", 2 + dice.roll(4)).unwrap();
+        }
+        text.push_str(" -> out\n");
+        let items = (0..60).flat_map(|_| [dice.roll(1 << 48), dice.roll(1 << 60)]).collect();
+        let stimulus = Stimulus { items: vec![items], signals: Vec::new() };
+        let loaded = loaded(&text);
+        let graph = &loaded.compiled.graph;
+        let wanted = played(graph, vec![Interpreter; graph.nodes.len()], &stimulus);
+        let found = played(graph, Program::compile(graph).unwrap().machines(), &stimulus);
+        assert_eq!(found, wanted, "seed {seed}\n{text}");
+        // With logs, every item goes through its ring.
+        let wanted = interpreted(graph, &stimulus).unwrap();
+        assert_eq!(native(graph, &stimulus).unwrap().channels, wanted.channels, "seed {seed}");
+    }
+}
+
 /// Items of each output, items of each channel, state of each node, of a run whose nodes are cut among
 /// the caller's thread and two workers.
 fn apart(graph: &Graph, away: &[Option<usize>], stimulus: &Stimulus, mode: Mode) -> Left {

@@ -1,6 +1,8 @@
 //! `ntohs` and its like: one instruction for what lowering writes as a statement a byte.
 
-use beeline_ir::tree::{Element, Expr, ExprKind, Stmt, VarId};
+use beeline_ir::tree::{Element, Expr, ExprKind, Stmt, VarId, mask};
+use cranelift_codegen::ir::dfg::ValueDef;
+use cranelift_codegen::ir::{Function, InstructionData, Opcode, Value};
 
 /// The bytes of one variable in the other order, as lowering writes them: a statement a byte.
 pub(super) struct Turned {
@@ -32,5 +34,26 @@ impl Turned {
                 .into_iter()
                 .all(|(at, stmt)| parts(stmt) == Some((to, bits - 8 - at, from, at)));
         turned.then_some(Self { from, to, bits })
+    }
+}
+
+/// A value without the mask that leaves its lowest `bits` bits: turning shifts the others out.
+pub(super) fn unmasked(function: &Function, value: Value, bits: u32) -> Value {
+    let instruction = |value: Value| match function.dfg.value_def(value) {
+        ValueDef::Result(made, 0) => Some(function.dfg.insts[made]),
+        _ => None,
+    };
+    let Some(InstructionData::Binary { opcode: Opcode::Band, args: [inner, by] }) =
+        instruction(value)
+    else {
+        return value;
+    };
+    match instruction(by) {
+        Some(InstructionData::UnaryImm { opcode: Opcode::Iconst, imm })
+            if imm.bits().cast_unsigned() == mask(bits) =>
+        {
+            inner
+        }
+        _ => value,
     }
 }
