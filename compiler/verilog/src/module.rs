@@ -185,6 +185,11 @@ impl Writer<'_> {
                 memory.entries - 1,
                 memory.name
             );
+            // Counting logic does not need the zeros, and Yosys makes a cell of each.
+            let zeros = memory.initial.iter().all(|word| *word == 0);
+            if zeros {
+                text.push_str("`ifndef NO_ZEROS\n");
+            }
             text.push_str(&format!("    integer i{at};\n    initial begin\n"));
             let _ = writeln!(
                 text,
@@ -198,7 +203,7 @@ impl Writer<'_> {
                         writeln!(text, "        m{at}[{entry}] = {};", wide(words, memory.bits));
                 }
             }
-            text.push_str("    end\n");
+            text.push_str(if zeros { "    end\n`endif\n" } else { "    end\n" });
             self.text.push_str(&text);
         }
     }

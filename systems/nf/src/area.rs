@@ -101,7 +101,7 @@ fn count(path: &Path, top: &str, instance: &str) -> Result<String, AreaError> {
     // The memories are counted before they are cells, and the cells at the end.
     let stat = path.with_extension("stat").display().to_string();
     let script = format!(
-        "read_verilog {}; hierarchy -top {top}; proc; flatten; opt -fast; opt_clean; \
+        "read_verilog -DNO_ZEROS {}; hierarchy -top {top}; proc; flatten; opt -fast; opt_clean; \
          tee -o {stat} stat; memory -nomap; \
          opt -fast; techmap; opt -fast; abc -fast -lut 6; opt_clean; tee -a {stat} stat",
         path.display()

@@ -16,6 +16,12 @@ use serde::Serialize;
 
 /// The chip.
 pub const CHIP: &str = "iCE40 HX8K";
+/// Its logic cells.
+pub const CELLS: u64 = 7_680;
+/// Its block memories.
+pub const MEMORIES: u64 = 32;
+/// Bits of a block memory.
+const MEMORY_BITS: u64 = 4_096;
 
 /// Timing failed.
 #[derive(Debug, thiserror::Error)]
@@ -48,8 +54,8 @@ pub struct Timing {
     pub chip: &'static str,
     /// Megahertz of the median seed; none where the element does not fit.
     pub mhz: Option<f64>,
-    /// Logic cells of the element and its harness.
-    pub cells: u64,
+    /// Logic cells of the element and its harness; none where its memories alone do not fit.
+    pub cells: Option<u64>,
     /// Block memories.
     pub memories: u64,
 }
@@ -128,13 +134,21 @@ pub fn timing(
     }
     let instance = graph.nodes[node].name.clone();
     let top = module_name(&instance);
+    let mut found = Timing { instance, chip: CHIP, mhz: None, cells: None, memories: 0 };
+    let blocks = hardware.memories.iter().filter(|memory| memory.latency > 0);
+    let bits: u64 = blocks.map(|memory| u64::from(memory.entries) * u64::from(memory.bits)).sum();
+    found.memories = bits.div_ceil(MEMORY_BITS);
+    if found.memories > MEMORIES {
+        // Yosys would look for a place for every bit of them.
+        return Ok(found);
+    }
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("element.v");
     let text = format!("{COMMON}\n{}\n{}", module(hardware, &top), harness(hardware, &top));
     std::fs::write(&path, text)?;
     let script =
         "read_verilog element.v; synth_ice40 -top harness -json element.json; tee -o stat stat";
-    said(folder.path(), "yosys", &["-q", "-p", script], &instance)?;
+    said(folder.path(), "yosys", &["-q", "-p", script], &found.instance)?;
     let stat = std::fs::read_to_string(folder.path().join("stat"))?;
     let cells = |name: &str| -> u64 {
         let of = |line: &str| {
@@ -144,14 +158,8 @@ pub fn timing(
         stat.lines().filter_map(of).sum()
     };
     let (luts, flip_flops) = (cells("SB_LUT4"), cells("SB_DFF"));
-    let mut found = Timing {
-        instance: instance.clone(),
-        chip: CHIP,
-        mhz: None,
-        cells: luts.max(flip_flops),
-        memories: cells("SB_RAM40"),
-    };
-    if luts > 7_680 || flip_flops > 7_680 || found.memories > 32 {
+    (found.cells, found.memories) = (Some(luts.max(flip_flops)), cells("SB_RAM40"));
+    if luts > CELLS || flip_flops > CELLS || found.memories > MEMORIES {
         return Ok(found);
     }
     let mut all = Vec::new();
@@ -173,7 +181,7 @@ pub fn timing(
             "--seed",
             &seed,
         ];
-        match said(folder.path(), "nextpnr-ice40", &arguments, &instance) {
+        match said(folder.path(), "nextpnr-ice40", &arguments, &found.instance) {
             Ok(()) => {}
             // Tables and flip-flops that cannot share cells are more than the chip has.
             Err(TimingError::Program { output, .. }) if output.contains("Unable to place") => {
@@ -187,6 +195,7 @@ pub fn timing(
         let least = clocks.filter_map(|(_, clock)| clock["achieved"].as_f64());
         let Some(mhz) = least.min_by(f64::total_cmp) else {
             let output = "its report names no clock".to_owned();
+            let instance = found.instance;
             return Err(TimingError::Program { program: "nextpnr-ice40", instance, output });
         };
         all.push(mhz);

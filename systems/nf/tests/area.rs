@@ -11,6 +11,7 @@ use beeline_ir::flits::split;
 use beeline_nf::area::{area, area_of, is_here};
 use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare_with};
 use beeline_nf::hand_written::HandWritten;
+use beeline_nf::timing::{missing, timing};
 use beeline_passes::Options;
 use common::{Dice, compiled};
 
@@ -76,4 +77,45 @@ fn modules_by_hand_give_the_items_of_the_elements_and_take_no_far_smaller_chip()
         assert!(made.luts <= 6 * by_hand.luts.max(100), "{name}: {made:?} and {by_hand:?}");
         assert!(made.flip_flops <= 4 * by_hand.flip_flops, "{name}: {made:?} and {by_hand:?}");
     }
+}
+
+#[test]
+fn a_memory_of_many_zeros_is_counted_without_a_cell_for_each() {
+    let text = "
+const uint squares[4] = {0, 1, 4, 9};
+.element Keep (flit in -> flit out) {
+    .state { ulong kept[65536]; }
+    .handler {
+        if (test_input_port(in)) {
+            flit x = read_input_port(in);
+            x.quad[1] = kept[x.half[0]];
+            x.word[4] = squares[x.half[0] & 3];
+            kept[x.half[0]] = x.quad[2];
+            set_output_port(out, x);
+        }
+    }
+}
+Keep :: keep
+from_tor -> keep -> to_tor
+";
+    let loaded = compiled(text);
+    let graph = &loaded.compiled.graph;
+    let hardware = all_hardware(graph, &Options::default()).unwrap();
+    let verilog = beeline_verilog::module::module(&hardware[0], "keep");
+    let zeros: Vec<&str> = verilog.split("`ifndef NO_ZEROS").skip(1).collect();
+    let inside = |part: &&str| part.split("`endif").next().unwrap().contains("< 65536;");
+    assert!(zeros.len() == 1 && zeros.iter().all(inside), "the table keeps its numbers: {verilog}");
+    if !is_here() {
+        println!("skipped: yosys is not installed; cargo xtask setup installs it");
+        return;
+    }
+    let counted = area(graph, 0, &hardware[0]).unwrap();
+    assert_eq!(counted.memory_bits, 65_536 * 64 + 4 * 32);
+    if missing().is_some() {
+        println!("skipped: nextpnr-ice40 is not installed; cargo xtask setup installs it");
+        return;
+    }
+    // Its memory alone is too large for the chip of the estimate, which is said without a try.
+    let timed = timing(graph, 0, &hardware[0], 1).unwrap();
+    assert_eq!((timed.mhz, timed.cells, timed.memories), (None, None, 1_024));
 }

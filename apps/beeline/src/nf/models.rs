@@ -15,7 +15,7 @@ use beeline_nf::hand_written::HandWritten;
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::report::report;
 use beeline_nf::sides::Plan;
-use beeline_nf::timing::timing;
+use beeline_nf::timing::{CELLS, MEMORIES, timing};
 use beeline_passes::hardware::Hardware;
 use beeline_passes::outline::{Outlined, outline};
 use beeline_passes::replicate::{Balance, Goal, replicate};
@@ -148,6 +148,34 @@ pub struct ReportArguments {
     pub passes: PassArguments,
 }
 
+/// A line for each name and what is said of it; one for `name_0`, `name_1` and so on, where the same is
+/// said of each.
+fn runs<'a>(said: impl Iterator<Item = (&'a str, String)>) -> Vec<String> {
+    let numbered = |name: &'a str| {
+        let (stem, number) = name.rsplit_once('_')?;
+        Some((stem, number.parse::<u32>().ok()?))
+    };
+    // Of each run: its first name, its last number, what is said.
+    let mut all: Vec<(&str, Option<u32>, String)> = Vec::new();
+    for (name, said) in said {
+        if let (Some((stem, number)), Some((first, last, before))) =
+            (numbered(name), all.last_mut())
+            && let Some((first_stem, first_number)) = numbered(first)
+            && (stem, number) == (first_stem, last.unwrap_or(first_number) + 1)
+            && said == *before
+        {
+            *last = Some(number);
+            continue;
+        }
+        all.push((name, None, said));
+    }
+    let line = |(first, last, said): (&str, Option<u32>, String)| match last {
+        Some(last) => format!("{first} to _{last}, each {said}"),
+        None => format!("{first} {said}"),
+    };
+    all.into_iter().map(line).collect()
+}
+
 /// `beeline nf report --area`.
 fn report_area(
     graph: &Graph,
@@ -197,9 +225,13 @@ fn report_timing(
             Some(mhz) => format!("{mhz:.0} MHz"),
             None => "does not fit".to_owned(),
         };
+        let cells = match found.cells {
+            Some(cells) => format!("{cells} of {CELLS} logic cells with the harness, "),
+            None => String::new(),
+        };
         output.line(format!(
-            "{}: {clock}, {} logic cells with the harness, {} block memories (estimated by nextpnr on {})",
-            found.instance, found.cells, found.memories, found.chip
+            "{}: {clock}, {cells}{} of {MEMORIES} block memories (estimated by nextpnr on {})",
+            found.instance, found.memories, found.chip
         ))?;
     }
     Ok(Exit::Done)
@@ -269,11 +301,10 @@ pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, F
     output.bytes(table(&header, &rows).as_bytes())?;
     for node in &reports {
         let report = &node.report;
-        for placed in &report.storage {
-            output.line(format!(
-                "{}: {} in {} ({} bits)",
-                node.instance, placed.name, placed.place, placed.bits
-            ))?;
+        let placed = report.storage.iter();
+        let said = placed.map(|p| (&p.name[..], format!("in {} ({} bits)", p.place, p.bits)));
+        for line in runs(said) {
+            output.line(format!("{}: {line}", node.instance))?;
         }
         for turned in &report.loops {
             let copies = count(u64::from(turned.copies), "copy", "copies");
@@ -282,8 +313,10 @@ pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, F
                 node.instance, turned.form, turned.why
             ))?;
         }
-        for (memory, outcome) in &report.delayed {
-            output.line(format!("{}: {memory} forwarded: {outcome}", node.instance))?;
+        let delayed = report.delayed.iter();
+        let said = delayed.map(|(name, outcome)| (&name[..], format!("forwarded: {outcome}")));
+        for line in runs(said) {
+            output.line(format!("{}: {line}", node.instance))?;
         }
         if let Some(limit) = &report.limit {
             output.line(format!(
