@@ -59,6 +59,23 @@ fn written(holders: &BTreeSet<String>) -> Vec<u8> {
     holders.iter().map(|holder| format!("+{holder} ")).collect::<String>().into_bytes()
 }
 
+/// Orders holders by a hash of the asking node, the object and the holder: of the nodes that want one
+/// object, each holder is the first choice of about as many; and of the objects that one node wants.
+fn spread(holders: &mut [Holder], asking: &str, id: ObjectId) {
+    let rank = |holder: &Holder| {
+        let words = [asking.as_bytes(), &id.0, holder.fabric.as_bytes()];
+        // FNV-1a, and the last steps of MurmurHash3, without which close names have close ranks.
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        for byte in words.into_iter().flat_map(|word| word.iter().chain(&[0])) {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+        hash = (hash ^ hash >> 33).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        hash = (hash ^ hash >> 33).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+        hash ^ hash >> 33
+    };
+    holders.sort_by_cached_key(rank);
+}
+
 /// Looks objects up, for one thread.
 pub(super) struct Lookup {
     connection: Option<Connection>,
@@ -69,9 +86,9 @@ impl Lookup {
         Self { connection: None }
     }
 
-    /// The nodes that may have `id`, this one not among them.
+    /// The nodes that may have `id`, this one not among them, in the order in which this node asks them.
     pub(super) fn holders(&mut self, shared: &Shared, id: ObjectId) -> Vec<Holder> {
-        match &shared.options.finding {
+        let mut holders = match &shared.options.finding {
             Finding::Peers(peers) => {
                 peers.iter().map(|fabric| Holder { fabric: fabric.clone(), socket: None }).collect()
             }
@@ -83,7 +100,9 @@ impl Lookup {
                 }
                 found.unwrap_or_default()
             }
-        }
+        };
+        spread(&mut holders, &shared.options.advertised, id);
+        holders
     }
 
     fn look(
@@ -383,6 +402,32 @@ mod tests {
         }
         keeper.begin_anew();
         assert_eq!(keeper.dirty, HashMap::from([(object(2), true)]));
+    }
+
+    #[test]
+    fn holders_share_the_load_and_each_is_asked() {
+        let names: Vec<String> = (1..=4).map(|host| format!("10.0.0.{host}:4790")).collect();
+        let order = |asking: &str, number: usize| -> Vec<usize> {
+            let mut holders: Vec<Holder> =
+                names.iter().map(|name| Holder { fabric: name.clone(), socket: None }).collect();
+            spread(&mut holders, asking, object(number));
+            let place = |holder: &Holder| names.iter().position(|name| *name == holder.fabric);
+            holders.iter().filter_map(place).collect()
+        };
+        // By object for one node, and by node for one object.
+        let by_object: Vec<_> = (0..400).map(|number| order("10.0.0.9:4790", number)).collect();
+        let by_node: Vec<_> =
+            (0..400).map(|node| order(&format!("10.0.1.{node}:4790"), 7)).collect();
+        for orders in [by_object, by_node] {
+            for place in [0, 1] {
+                let mut first = [0; 4];
+                orders.iter().for_each(|order| first[order[place]] += 1);
+                assert!(first.iter().all(|count| (70..=130).contains(count)), "{place} {first:?}");
+            }
+            let whole = |order: &Vec<usize>| order.iter().collect::<BTreeSet<_>>().len() == 4;
+            assert!(orders.iter().all(whole), "a holder is left out");
+        }
+        assert_eq!(order("10.0.0.9:4790", 3), order("10.0.0.9:4790", 3));
     }
 
     #[test]
