@@ -174,6 +174,13 @@ impl NativeStore {
         Ok(ReadBuffer::new(py, found))
     }
 
+    /// The object if it is in memory: nothing is waited for, also not the disk.
+    fn get_in_memory(&self, py: Python<'_>, object: &[u8]) -> PyResult<ReadBuffer> {
+        let object = id(object)?;
+        let found = py.detach(|| self.client.get_in_memory(object)).map_err(exception)?;
+        Ok(ReadBuffer::new(py, found))
+    }
+
     /// The objects that are here now, at the price of one round trip for many; nothing in the place of
     /// each other.
     fn get_here(

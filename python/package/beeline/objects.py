@@ -218,6 +218,11 @@ class Store:
             self._after_fork()
             return self._native.get(ref.id, timeout, fetch)
 
+    def get_in_memory(self, ref: ObjectRef) -> Any:
+        """As :meth:`get`, without any wait: raises ``TimeoutError`` where the object is not sealed, or
+        has to be read back from disk."""
+        return _decode(self._call("get_in_memory", ref.id))
+
     def get_many(
         self, refs: Iterable[ObjectRef], timeout: float | None = 0.0, *, fetch: bool = True
     ) -> list[Any]:
@@ -336,10 +341,13 @@ class AsyncStore:
         self, ref: ObjectRef, timeout: float | None = None, *, fetch: bool = True
     ) -> Any:
         try:
-            return self.store.get(ref, 0.0, fetch=False)
-        except (ObjectNotFound, TimeoutError):
+            return self.store.get_in_memory(ref)
+        except ObjectNotFound:
             if timeout == 0.0:
                 raise
+        except TimeoutError:
+            # Its creator writes it, or the disk has it.
+            pass
         return await _on_thread(
             lambda turn: self.store.get(ref, turn, fetch=fetch), timeout, TimeoutError
         )

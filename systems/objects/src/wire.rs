@@ -133,6 +133,8 @@ pub const FLAG_RELEASE: u8 = 2;
 pub const FLAG_CHECKSUM: u8 = 4;
 /// Flag of [`Operation::Fetch`]: from the node at this address and no other.
 pub const FLAG_FROM: u8 = 8;
+/// Flag of [`Operation::Get`]: an object on disk is not waited for.
+pub const FLAG_IN_MEMORY: u8 = 16;
 
 /// Most bytes of a client's reserve.
 pub const MOST_RESERVED: u64 = 1 << 20;

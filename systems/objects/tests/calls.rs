@@ -149,6 +149,21 @@ fn what_memory_has_no_room_for_goes_to_disk_and_comes_back_whole() {
         assert!(object.to_vec() == bytes(number, 700_000), "object {number} differs");
         assert_eq!(object.metadata(), b"m");
     }
+    // A caller that must not wait for the disk does not, and brings nothing back.
+    let spilled = client.list().unwrap().into_iter().find(|entry| entry.spilled).unwrap().id;
+    let handle = home.store.as_ref().unwrap().handle();
+    let restores = || {
+        handle.publish();
+        client.contains(spilled).unwrap();
+        handle.metrics().objects_restores.value()
+    };
+    let before = restores();
+    let at_once = client.get_in_memory(spilled);
+    assert!(matches!(at_once, Err(ObjectsError::TimedOut { .. })), "{at_once:?}");
+    assert_eq!(restores(), before);
+    let waited = client.get(spilled, NOW).unwrap();
+    assert_eq!(client.get_in_memory(spilled).unwrap().to_vec(), waited.to_vec());
+    drop(waited);
     let metrics = home.store.as_ref().unwrap().handle().metrics();
     assert!(metrics.objects_spills.value() >= 20, "{}", metrics.objects_spills.value());
     assert_eq!(client.list().unwrap().len(), 40);
@@ -157,6 +172,39 @@ fn what_memory_has_no_room_for_goes_to_disk_and_comes_back_whole() {
     }
     home.await_figure("disk", |m| m.objects_disk_bytes.value(), 0);
     home.await_figure("used", |m| m.objects_used_bytes.value(), 0);
+}
+
+#[test]
+fn entries_of_tiny_objects_count_against_the_limit() {
+    // Their 64 bytes each would fit 16,384 times, entries of 256 bytes in half of it 2,048 times.
+    let home = Home::new(1 << 20, 0);
+    let client = home.client();
+    for number in 0..3000 {
+        client.put(id(number), b"tiny", b"", SOON).unwrap();
+    }
+    let here = client.list().unwrap().len();
+    assert!((1..=2048).contains(&here), "{here} objects");
+    assert!(client.contains(id(2999)).unwrap(), "the newest one is here");
+    // On disk they keep their entries: creates wait until some are deleted.
+    let home = Home::new(1 << 20, 1 << 30);
+    let client = home.client();
+    let mut put = 0;
+    let refused = loop {
+        match client.put(id(put), b"tiny", b"", NOW) {
+            Ok(()) => put += 1,
+            Err(error) => break error,
+        }
+        assert!(put < 10_000, "entries without end");
+    };
+    assert!(matches!(refused, ObjectsError::Full { .. }), "{refused:?}");
+    home.await_figure("table", |m| m.objects_table_bytes.value(), u64::from(put) * 256);
+    let waiting = client.clone();
+    let waiting = std::thread::spawn(move || waiting.put(id(20_000), b"tiny", b"", SOON));
+    home.await_figure("waiting", |m| m.objects_waiting_requests.value(), 1);
+    for number in 0..put {
+        client.delete(id(number)).unwrap();
+    }
+    waiting.join().unwrap().unwrap();
 }
 
 #[test]

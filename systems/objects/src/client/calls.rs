@@ -7,7 +7,9 @@ use super::Client;
 use super::object::{Buffer, Object};
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
-use crate::wire::{FLAG_CHECKSUM, FLAG_FETCH, FLAG_RELEASE, Operation, Reply, Request, Status};
+use crate::wire::{
+    FLAG_CHECKSUM, FLAG_FETCH, FLAG_IN_MEMORY, FLAG_RELEASE, Operation, Reply, Request, Status,
+};
 
 /// For ever, as a number of microseconds: some 290 000 years.
 const FOREVER_US: u64 = u64::MAX / 2000;
@@ -123,6 +125,13 @@ impl Client {
     /// and as [`Client::contains`].
     pub fn get(&self, id: ObjectId, timeout: Duration) -> Result<Object, ObjectsError> {
         self.get_with(id, timeout, 0)
+    }
+
+    /// The object if it is in memory, without any wait: also not for the disk.
+    ///
+    /// Errors: as [`Client::get`]; `TimedOut` where it is here and not sealed, or on disk.
+    pub fn get_in_memory(&self, id: ObjectId) -> Result<Object, ObjectsError> {
+        self.get_with(id, Duration::ZERO, FLAG_IN_MEMORY)
     }
 
     /// As [`Client::get`], and where the object is not here, brings it from the node that has it. With

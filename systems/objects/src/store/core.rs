@@ -21,8 +21,8 @@ use super::table::{Object, State, Table};
 use crate::id::ObjectId;
 use crate::segment::Segment;
 use crate::wire::{
-    FLAG_CHECKSUM, FLAG_FETCH, FLAG_RELEASE, Location, Operation, Record, RecordKind, Reply,
-    Request, Status,
+    FLAG_CHECKSUM, FLAG_FETCH, FLAG_IN_MEMORY, FLAG_RELEASE, Location, Operation, Record,
+    RecordKind, Reply, Request, Status,
 };
 
 /// Most requests of one client that wait, and most objects it subscribed to.
@@ -320,7 +320,7 @@ impl Core {
         if self.table.find(request.id).is_some() {
             return self.answer(client, tag, Status::Exists);
         }
-        match self.allocate(client, bytes) {
+        match self.allocate_new(client, bytes) {
             Ok(place) => self.created(client, tag, &request, place),
             // Who does not wait is told at once, but for a segment that is on its way.
             Err(Shortage::Now) if request.timeout_us == 0 => {
@@ -369,7 +369,7 @@ impl Core {
             self.answer(client, tag, Status::Exists);
             return true;
         }
-        let Ok(place) = self.allocate(client, request.size + request.metadata_size) else {
+        let Ok(place) = self.allocate_new(client, request.size + request.metadata_size) else {
             return false;
         };
         self.end_wait(client, tag);
@@ -503,8 +503,9 @@ impl Core {
                 self.memory.queue(place, false);
             }
             self.memory.free(place, object.bytes());
-            self.memory_changed = true;
         }
+        // Its entry is free also where it lay on disk.
+        self.memory_changed = true;
         if let State::Spilled { file, .. } | State::Restoring { file, .. } = object.state {
             self.forget_in_file(file, object.bytes());
         }
@@ -526,13 +527,14 @@ impl Core {
         }
         let fetch = request.flags & FLAG_FETCH != 0 || request.operation == Operation::Fetch;
         let comes = here.is_some() || self.table.find(id).is_some();
-        if request.timeout_us == 0 && here.is_none() {
+        let from_disk = here.is_some() && request.flags & FLAG_IN_MEMORY == 0;
+        if request.timeout_us == 0 && !from_disk {
             self.counters.misses += 1;
             return self.answer(client, tag, if comes { Status::TimedOut } else { Status::Absent });
         }
         // An object that only has to be read back from disk is waited for, whatever the time-out.
         let mut request = request;
-        if here.is_some() && request.timeout_us == 0 {
+        if from_disk && request.timeout_us == 0 {
             request.timeout_us = MAPPING_US;
         }
         if self.wait(client, tag, request).is_none() {

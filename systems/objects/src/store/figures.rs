@@ -13,6 +13,7 @@ beeline_observe::metrics! {
         gauge objects_reserved_bytes: Bytes, "Of these, bytes that clients reserved for small objects to come.";
         gauge objects_retiring_bytes: Bytes, "Of these, bytes that clients have yet to unmap.";
         gauge objects_limit_bytes: Bytes, "Memory the segments may take.";
+        gauge objects_table_bytes: Bytes, "Bytes of the table's entries, 256 an object; beyond a sixteenth of the limit they count against it.";
         gauge objects_disk_bytes: Bytes, "Bytes of objects on disk.";
         counter objects_creates: Count, "Objects created.";
         counter objects_refused_creates: Count, "Creates that found no memory within their time-out.";
@@ -74,6 +75,7 @@ impl ObjectMetrics {
         self.objects_reserved_bytes.set(core.reserved_bytes());
         self.objects_retiring_bytes.set(memory.retiring());
         self.objects_limit_bytes.set(memory.limit());
+        self.objects_table_bytes.set(core.table_bytes());
         self.objects_disk_bytes.set(core.spilled_bytes());
         self.objects_creates.publish(counters.creates);
         self.objects_refused_creates.publish(counters.refused_creates);

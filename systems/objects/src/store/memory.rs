@@ -106,15 +106,22 @@ pub(crate) struct Memory {
     next: u32,
     limit: u64,
     total: u64,
+    /// Bytes of the limit that new segments may not take.
+    charged: u64,
 }
 
 impl Memory {
     pub(crate) fn new(limit: u64, shown: Segments) -> Self {
-        Self { shown, segments: BTreeMap::new(), next: 1, limit, total: 0 }
+        Self { shown, segments: BTreeMap::new(), next: 1, limit, total: 0, charged: 0 }
     }
 
     pub(crate) fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// From now on so many bytes of the limit are not for new segments.
+    pub(crate) fn charge(&mut self, bytes: u64) {
+        self.charged = bytes;
     }
 
     /// Bytes of all segments.
@@ -199,7 +206,7 @@ impl Memory {
     /// Makes a segment: as large again as what the writer has, if the limit allows, else as large
     /// as the object needs.
     fn enlarge(&mut self, writer: u32, bytes: u64, written: u64) -> Option<u32> {
-        let room = self.limit.saturating_sub(self.total);
+        let room = self.limit.saturating_sub(self.total + self.charged);
         let least = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let ahead = written.clamp(FIRST_SEGMENT, LARGEST_AHEAD).min(self.limit / 16);
         let mut length = least.max(ahead.next_multiple_of(PAGE));

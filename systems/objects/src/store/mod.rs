@@ -8,6 +8,7 @@
 //! ```
 
 mod core;
+mod entries;
 mod figures;
 #[cfg(test)]
 mod hostile_tests;

@@ -35,7 +35,8 @@ impl Core {
             let reason = "it reserves more than a client may";
             return self.effects.push(Effect::Expel { client, reason });
         };
-        if self.memory.used() + bytes > self.memory.limit() / 2 {
+        self.charge_entries();
+        if self.memory.used() + bytes > self.memory.limit() / 2 || !self.has_many_entries() {
             return self.answer(client, tag, Status::Full);
         }
         match self.memory.find(client, bytes) {
@@ -93,6 +94,8 @@ impl Core {
             self.memory_changed = true;
             return self.answer(client, tag, Status::Exists);
         }
+        // Without room it is put all the same, and every reserve is called in.
+        self.make_entry();
         let mut object =
             Object::new(request.id, client, place, request.size, request.metadata_size);
         object.state = State::Sealed;

@@ -35,6 +35,7 @@ enum Room {
 impl Core {
     /// Memory for `bytes` that `writer` may write.
     pub(super) fn allocate(&mut self, writer: u32, bytes: u64) -> Result<Place, Shortage> {
+        self.charge_entries();
         loop {
             match self.memory.find(writer, bytes) {
                 Found::Place(place) => return Ok(place),
@@ -157,7 +158,7 @@ impl Core {
         self.up_to(self.table.oldest().filter(inside).collect(), bytes)
     }
 
-    fn evict(&mut self, slot: u32) {
+    pub(super) fn evict(&mut self, slot: u32) {
         self.counters.evictions += 1;
         self.destroy(slot);
     }

@@ -86,6 +86,9 @@ struct Slot {
     object: Option<Object>,
 }
 
+/// Bytes of one object's slot.
+pub(super) const SLOT_BYTES: usize = size_of::<Slot>();
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
