@@ -2,15 +2,15 @@
 //! daemon the right one, and neither takes a lock.
 //!
 //! Why two takers never get the same entry: each takes at most a batch at a time, and only while the
-//! stack holds a batch and the guard (a batch too). An end is published with a sequentially
-//! consistent store before its owner next loads the other end, so of two takers at least one sees
-//! what the other has taken before; the one whose taking is not yet visible has a batch in hand, and
-//! the guard is that batch.
+//! stack holds a batch and the guard (a batch too). Between the store that publishes an end and the
+//! next load of the other end its owner passes a sequentially consistent fence, so of two takers at
+//! least one sees what the other has taken before; the one whose taking is not yet visible has a
+//! batch in hand, and the guard is that batch.
 //!
 //! Source: spec/kv-direct.md 5.2, the race-freedom invariant.
 
 use crate::slab::{BATCH, Entry};
-use crate::sync::{AtomicU64, Ordering, words};
+use crate::sync::{AtomicU64, Ordering, fence, words};
 
 /// Entries that stay where they are: what the other end may have in hand.
 pub const GUARD: u64 = BATCH as u64;
@@ -43,8 +43,8 @@ impl SharedStack {
     /// Entries in it; a moment later there may be more or fewer.
     #[must_use]
     pub fn len(&self) -> u64 {
-        let left = self.left.load(Ordering::SeqCst);
-        self.right.load(Ordering::SeqCst).saturating_sub(left)
+        let left = self.left.load(Ordering::Acquire);
+        self.right.load(Ordering::Acquire).saturating_sub(left)
     }
 
     /// Whether there are none.
@@ -60,21 +60,23 @@ impl SharedStack {
             self.word(number).store(entry.encode(), Ordering::Relaxed);
         }
         // Publishes the words above; pairs with the loads of `left` at the right end.
-        self.left.store(left - entries.len() as u64, Ordering::SeqCst);
+        self.left.store(left - entries.len() as u64, Ordering::Release);
     }
 
     /// The processor's end: takes a batch into `into`; false where that would reach into the guard.
     pub fn pop_left(&self, into: &mut Vec<Entry>) -> bool {
         let left = self.left.load(Ordering::Relaxed);
+        // Pairs with the fence of the other end.
+        fence(Ordering::SeqCst);
         // Pairs with the store of `right`: the words up to there are placed.
-        let right = self.right.load(Ordering::SeqCst);
+        let right = self.right.load(Ordering::Acquire);
         if right.saturating_sub(left) < BATCH as u64 + GUARD {
             return false;
         }
         for number in left..left + BATCH as u64 {
             into.push(Entry::decode(self.word(number).load(Ordering::Relaxed)));
         }
-        self.left.store(left + BATCH as u64, Ordering::SeqCst);
+        self.left.store(left + BATCH as u64, Ordering::Release);
         true
     }
 
@@ -85,21 +87,23 @@ impl SharedStack {
             self.word(number).store(entry.encode(), Ordering::Relaxed);
         }
         // Publishes the words above; pairs with the loads of `right` at the left end.
-        self.right.store(right + entries.len() as u64, Ordering::SeqCst);
+        self.right.store(right + entries.len() as u64, Ordering::Release);
     }
 
     /// The daemon's end: takes a batch into `into`; false where that would reach into the guard.
     pub fn pop_right(&self, into: &mut Vec<Entry>) -> bool {
         let right = self.right.load(Ordering::Relaxed);
+        // Pairs with the fence of the other end.
+        fence(Ordering::SeqCst);
         // Pairs with the store of `left`: the words from there on are placed.
-        let left = self.left.load(Ordering::SeqCst);
+        let left = self.left.load(Ordering::Acquire);
         if right.saturating_sub(left) < BATCH as u64 + GUARD {
             return false;
         }
         for number in right - BATCH as u64..right {
             into.push(Entry::decode(self.word(number).load(Ordering::Relaxed)));
         }
-        self.right.store(right - BATCH as u64, Ordering::SeqCst);
+        self.right.store(right - BATCH as u64, Ordering::Release);
         true
     }
 }
@@ -183,12 +187,11 @@ mod models {
     use crate::slab::Class;
     use loom::sync::Arc;
 
-    /// Batches are of one entry where loom looks, which keeps the number of interleavings small;
-    /// the guard is a batch all the same.
+    /// Three batches, of which each taker wants two: one of them is refused.
     #[test]
     fn two_takers_never_get_the_same_entry() {
         loom::model(|| {
-            let stack = Arc::new(SharedStack::new(4));
+            let stack = Arc::new(SharedStack::new(3 * BATCH));
             let entries: Vec<Entry> =
                 (0..3 * BATCH as u32).map(|unit| Entry { unit, class: Class::new(0) }).collect();
             for batch in entries.chunks(BATCH) {
@@ -215,7 +218,7 @@ mod models {
     #[test]
     fn what_is_taken_was_placed_before() {
         loom::model(|| {
-            let stack = Arc::new(SharedStack::new(4));
+            let stack = Arc::new(SharedStack::new(2 * BATCH));
             let other = Arc::clone(&stack);
             let made = |from: u32| {
                 (from..from + BATCH as u32)
