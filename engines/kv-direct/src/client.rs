@@ -284,8 +284,8 @@ impl DirectClient {
 
     /// Connects to all processors of a server, if that is to be done.
     fn lanes(&mut self, server: usize) -> Result<(), DirectClientError> {
-        let known = &self.servers[server];
-        if !known.lanes.is_empty() && !known.lanes.iter().any(|lane| lane.link.is_broken()) {
+        let known = &mut self.servers[server];
+        if !known.lanes.is_empty() && !known.lanes.iter_mut().any(|lane| lane.link.broke()) {
             return Ok(());
         }
         let (name, state) = (known.name.clone(), self.state());

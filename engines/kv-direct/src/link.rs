@@ -147,7 +147,7 @@ impl Link {
         let (info, answer) =
             exchange(&qp.connect_info(), &hello.encode()).map_err(LinkError::Unreachable)?;
         let agreed = Hello::decode(&answer)?;
-        let within = agreed.window <= window
+        let within = (1..=window).contains(&agreed.window)
             && agreed.packet_bytes <= options.packet_bytes
             && agreed.reply_bytes <= options.reply_bytes;
         // An empty packet holds the longest operation, and its reply the longest result.
@@ -204,6 +204,16 @@ impl Link {
     /// Whether the connection is gone: make another.
     #[must_use]
     pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// As [`Link::is_broken`], after a look where nothing is under way: a connection that broke while its
+    /// client was idle cost no operation.
+    pub fn broke(&mut self) -> bool {
+        if self.outstanding() == 0 && !self.broken {
+            // Its failure is the answer.
+            let _ = self.poll(|_, _| ());
+        }
         self.broken
     }
 

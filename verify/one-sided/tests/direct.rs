@@ -114,6 +114,21 @@ fn local_and_remote_clients_share_one_order() {
 }
 
 #[test]
+fn an_idle_client_goes_on_with_a_server_that_was_started_anew() {
+    for open in DEVICES {
+        let mut world = World::new(open, 1, 2);
+        let mut client = world.client();
+        client.put(b"key", b"value").unwrap();
+        world.end(0);
+        world.start();
+        // Under the name that the client knows.
+        world.targets.lock().unwrap().swap(0, 1);
+        assert_eq!(client.get(b"key").unwrap(), None);
+        client.put(b"key", b"new").unwrap();
+    }
+}
+
+#[test]
 fn a_chain_of_swaps_has_one_winner_for_each_value() {
     let world = World::new(shm, 1, 1);
     world.client().put(b"lock", &0_u64.to_le_bytes()).unwrap();
