@@ -11,8 +11,9 @@
 //! ```
 //!
 //! All numbers are little-endian. The state is that of the map ([`crate::map`]) by which the client chose
-//! this server, 0 where it knows none. SAME_SIZE: key and value have the lengths of the operation before;
-//! SAME_VALUE: so are the value's bytes. Results come in the order of the operations.
+//! this server, 0 where it knows none. SAME_SIZE: the key, and the value where the operation carries one, have
+//! the lengths that were given last; an operation without a value gives 0, unless it has the flag itself.
+//! SAME_VALUE: the value is the last one before it. Results come in the order of the operations.
 //!
 //! What is malformed is refused for that operation and for all behind it in the packet, because their
 //! beginning is not known; what merely names an unknown function is refused alone. Nothing refused
@@ -34,6 +35,37 @@ const SAME_VALUE: u8 = 0x20;
 const NO_RETURN: u8 = 0x40;
 const RESERVED: u8 = 0x80;
 const HAS_BYTES: u8 = 0x80;
+
+/// What the first byte of an operation says, so that reading it is one look and no decisions.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    kind: Kind,
+    has_function: bool,
+    has_value: bool,
+    /// Most bytes of its result.
+    bound: u16,
+}
+
+/// By the first byte; `None` where no operation begins with it.
+static HEADS: [Option<Head>; 256] = {
+    let mut heads = [None; 256];
+    let mut byte = 0;
+    while byte < heads.len() {
+        let head = byte as u8;
+        if head & RESERVED == 0
+            && let Some(kind) = Kind::of_code(head & 0x0f)
+            && (kind.has_value() || head & SAME_VALUE == 0)
+        {
+            let bound = kind.longest_result(head & NO_RETURN != 0) as u16;
+            let (has_function, has_value) = (kind.has_function(), kind.has_value());
+            heads[byte] = Some(Head { kind, has_function, has_value, bound });
+        }
+        byte += 1;
+    }
+    heads
+};
+
+const _: () = assert!(3 + crate::map::REPORT_LIMIT <= u16::MAX as usize, "a bound has 16 bits");
 
 /// What an operation does; its number is its code in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +99,7 @@ impl Kind {
     /// From a packet's code.
     #[must_use]
     #[inline]
-    pub fn of_code(code: u8) -> Option<Self> {
+    pub const fn of_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Get,
             2 => Self::Put,
@@ -85,7 +117,7 @@ impl Kind {
     }
 
     #[inline]
-    fn code(self) -> u8 {
+    const fn code(self) -> u8 {
         self as u8
     }
 
@@ -99,14 +131,14 @@ impl Kind {
     /// Whether it names a function.
     #[must_use]
     #[inline]
-    pub fn has_function(self) -> bool {
-        (Self::UpdateScalar.code()..=Self::Filter.code()).contains(&self.code())
+    pub const fn has_function(self) -> bool {
+        self.code() >= Self::UpdateScalar.code() && self.code() <= Self::Filter.code()
     }
 
     /// Whether it carries a value, a parameter or an initial sum.
     #[must_use]
     #[inline]
-    pub fn has_value(self) -> bool {
+    pub const fn has_value(self) -> bool {
         !matches!(self, Self::Get | Self::Delete | Self::Filter | Self::Map)
     }
 
@@ -119,7 +151,7 @@ impl Kind {
     /// Most bytes of its result in a reply.
     #[must_use]
     #[inline]
-    pub fn longest_result(self, no_return: bool) -> usize {
+    pub const fn longest_result(self, no_return: bool) -> usize {
         match self {
             Self::Put | Self::Delete => 1,
             Self::Reduce => 3 + 8,
@@ -274,6 +306,7 @@ pub struct PacketWriter {
     bytes: Vec<u8>,
     count: u16,
     state: u32,
+    /// The lengths of key and value that were given last.
     sizes: Option<(usize, usize)>,
     /// Where the last value that was written lies.
     value: Option<(usize, usize)>,
@@ -334,13 +367,16 @@ impl PacketWriter {
             return false;
         }
         self.reply_bound = bound;
-        let sizes = (key.len(), value.len());
+        let has_value = request.kind.has_value();
+        let given = self.sizes.filter(|sizes| {
+            *sizes == (key.len(), value.len()) || !has_value && sizes.0 == key.len()
+        });
         let mut head = request.kind.code();
-        if self.sizes == Some(sizes) {
+        if given.is_some() {
             head |= SAME_SIZE;
         }
         let as_before = |(at, length): (usize, usize)| same(&self.bytes[at..at + length], value);
-        let same_value = request.kind.has_value() && self.value.is_some_and(as_before);
+        let same_value = has_value && self.value.is_some_and(as_before);
         if same_value {
             head |= SAME_VALUE;
         }
@@ -348,19 +384,19 @@ impl PacketWriter {
             head |= NO_RETURN;
         }
         self.bytes.push(head);
-        if self.sizes != Some(sizes) {
+        if given.is_none() {
             let [low, high] = (value.len() as u16).to_le_bytes();
             self.bytes.extend_from_slice(&[key.len() as u8, low, high]);
+            self.sizes = Some((key.len(), value.len()));
         }
         if request.kind.has_function() {
             self.bytes.extend([request.function, request.width.code()]);
         }
         append(&mut self.bytes, key);
-        if request.kind.has_value() && !same_value {
+        if has_value && !same_value {
             self.value = Some((self.bytes.len(), value.len()));
             append(&mut self.bytes, value);
         }
-        self.sizes = Some(sizes);
         self.count += 1;
         true
     }
@@ -405,7 +441,8 @@ pub struct PacketReader<'a> {
     state: u32,
     /// Only then it may be about the map.
     alone: bool,
-    sizes: Option<(usize, usize)>,
+    /// The lengths of key and value that were given last.
+    sizes: (usize, usize),
     value: Option<&'a [u8]>,
 }
 
@@ -416,7 +453,7 @@ impl<'a> PacketReader<'a> {
         let (id, left) = header(packet)?;
         let (state, bytes) = packet[HEADER_BYTES..].split_first_chunk::<4>()?;
         let state = u32::from_le_bytes(*state);
-        Some((id, Self { bytes, left, state, alone: left == 1, sizes: None, value: None }))
+        Some((id, Self { bytes, left, state, alone: left == 1, sizes: (0, 0), value: None }))
     }
 
     /// The state of the map that its client knows.
@@ -445,41 +482,59 @@ impl<'a> PacketReader<'a> {
         Some(taken)
     }
 
+    /// An operation, and the most bytes of its result.
     #[inline(always)]
-    fn one(&mut self) -> Option<Request<'a>> {
-        let head = *self.take(1)?.first()?;
-        let kind = Kind::of_code(head & 0x0f)?;
-        if head & RESERVED != 0 || (kind.is_control() && !self.alone) {
+    fn one(&mut self) -> Option<(Request<'a>, usize)> {
+        let byte = *self.take(1)?.first()?;
+        let head = HEADS[usize::from(byte)]?;
+        let kind = head.kind;
+        if kind.is_control() && !self.alone {
             return None;
         }
-        let (key, value) = if head & SAME_SIZE != 0 {
-            self.sizes?
-        } else {
+        let same_size = byte & SAME_SIZE != 0;
+        if !same_size {
             let lengths = self.take(3)?;
-            (usize::from(lengths[0]), usize::from(u16::from_le_bytes([lengths[1], lengths[2]])))
-        };
-        self.sizes = Some((key, value));
+            let value = usize::from(u16::from_le_bytes([lengths[1], lengths[2]]));
+            if !head.has_value && value != 0 {
+                return None;
+            }
+            self.sizes = (usize::from(lengths[0]), value);
+        }
+        let (key, value) = self.sizes;
         let (mut function, mut width) = (0, Width::One);
-        if kind.has_function() {
+        if head.has_function {
             let named = self.take(2)?;
             function = named[0];
             width = Width::of_code(named[1])?;
         }
         let key = self.take(key)?;
-        if key.is_empty() || (!kind.has_value() && (value != 0 || head & SAME_VALUE != 0)) {
+        // Before lengths were given they are 0, and a key is not empty.
+        if key.is_empty() {
             return None;
         }
-        let value = if !kind.has_value() {
-            &[]
-        } else if head & SAME_VALUE != 0 {
+        let value = if byte & SAME_VALUE != 0 {
             self.value.filter(|same| same.len() == value)?
         } else {
-            self.take(value)?
+            self.take(if head.has_value { value } else { 0 })?
         };
-        if kind.has_value() {
+        if head.has_value {
             self.value = Some(value);
         }
-        Some(Request { kind, no_return: head & NO_RETURN != 0, function, width, key, value })
+        let no_return = byte & NO_RETURN != 0;
+        let request = Request { kind, no_return, function, width, key, value };
+        Some((request, usize::from(head.bound)))
+    }
+
+    /// The next operation and the most bytes of its result, as [`PacketReader::next`]; `None` inside has a
+    /// result of one byte.
+    #[inline(always)]
+    pub(crate) fn next_bound(&mut self) -> Option<Option<(Request<'a>, usize)>> {
+        self.left = self.left.checked_sub(1)?;
+        let one = self.one();
+        if one.is_none() {
+            self.bytes = &[];
+        }
+        Some(one)
     }
 }
 
@@ -489,12 +544,7 @@ impl<'a> Iterator for PacketReader<'a> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
-        self.left = self.left.checked_sub(1)?;
-        let request = self.one();
-        if request.is_none() {
-            self.bytes = &[];
-        }
-        Some(request)
+        Some(self.next_bound()?.map(|(request, _)| request))
     }
 }
 
@@ -642,6 +692,44 @@ mod tests {
         }
         // One head and one key each; lengths and value once.
         assert_eq!(writer.finish(1).len(), PACKET_HEADER_BYTES + 100 * (1 + 8) + 3 + 8);
+    }
+
+    #[test]
+    fn lengths_are_given_once_in_a_mixture_of_gets_and_puts() {
+        let mut writer = PacketWriter::new(1 << 16, 1 << 20);
+        let mut expected = Vec::new();
+        for key in 0..100_u8 {
+            let (key, value) = ([key; 8], [key; 8]);
+            let put = key[0] % 2 > 0;
+            let request = if put { Request::put(&key, &value) } else { Request::get(&key) };
+            assert!(writer.push(&request));
+            expected.push((put, key));
+        }
+        let packet = writer.finish(1);
+        // The first GET and the first PUT give lengths.
+        assert_eq!(packet.len(), PACKET_HEADER_BYTES + 100 * (1 + 8) + 50 * 8 + 2 * 3);
+        let (_, reader) = PacketReader::new(packet).unwrap();
+        for (request, (put, key)) in reader.zip(expected) {
+            let value = key;
+            let written = if put { Request::put(&key, &value) } else { Request::get(&key) };
+            assert_eq!(request, Some(written));
+        }
+    }
+
+    #[test]
+    fn a_get_may_leave_the_length_of_values_as_it_was_and_not_give_one() {
+        let head = |state: [u8; 4], operations: &[u8]| {
+            [&[0, 0, 0, 0, 3, 0], &state[..], operations].concat()
+        };
+        let put = [2, 1, 2, 0, b'k', 7, 7];
+        let get = [SAME_SIZE | 1, b'k'];
+        let again = [SAME_SIZE | 2, b'l', 8, 8];
+        let good = head([0; 4], &[&put[..], &get, &again].concat());
+        let read: Vec<_> = PacketReader::new(&good).unwrap().1.collect();
+        let all = [Request::put(b"k", &[7, 7]), Request::get(b"k"), Request::put(b"l", &[8, 8])];
+        assert_eq!(read, all.map(Some));
+        let given = head([0; 4], &[1, 1, 2, 0, b'k', 7, 7]);
+        assert_eq!(PacketReader::new(&given).unwrap().1.next(), Some(None));
     }
 
     #[test]

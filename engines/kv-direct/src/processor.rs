@@ -8,8 +8,8 @@
 //!
 //! Memory is at hand here, so an operation in the pipeline waits for nothing; what is in flight are cache
 //! lines: those of the buckets are asked for when an operation is decoded, those of blocks and chained
-//! buckets some operations before it leaves the pipeline. The reservation station is the same code as in
-//! the model.
+//! buckets when it enters the pipeline, which it leaves some operations later. The reservation station is the
+//! same code as in the model.
 //!
 //! Cost: a GET of an inline pair is one line; an operation that finds its key in the station none. No
 //! allocation once the buffers have grown, no lock, no system call; an allocation of a block may wait
@@ -32,8 +32,8 @@ use crate::slab::{SlabCache, SlabPools};
 use crate::station::{Arrival, Flight, IN_FLIGHT, Match, SLOTS, Station, Step};
 use crate::table::{Place, Table, TableError, TableOptions, layout};
 
-/// Operations between the one that leaves the pipeline and the one whose block is asked for: what a few of
-/// them take is about the time of an access to memory.
+/// Operations in the pipeline beyond which the oldest leaves it: what a few of them take is about the time of
+/// an access to memory, and fewer of them meet one that is on its key.
 const LOOK_AHEAD: usize = 6;
 
 /// Operations did not come to their end in their order.
@@ -49,6 +49,8 @@ struct Operation {
     key: (u32, u16),
     value: (u32, u16),
     place: Place,
+    /// The decoder refused it: it has its outcome.
+    refused: bool,
 }
 
 impl Operation {
@@ -67,8 +69,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     status: Status,
-    /// Its result, as it is sent, in `results`; nothing before the operation was executed, and where the
-    /// decoder refused it.
+    /// Its result, as it is sent, in `results`; nothing where the decoder refused it.
     result: (u32, u32),
 }
 
@@ -141,16 +142,12 @@ impl Pipeline {
         self.end = self.end.wrapping_add(1);
     }
 
-    /// The flight `behind` places after the first.
-    #[inline(always)]
-    fn get(&self, behind: usize) -> Option<Flight> {
-        let at = (self.first as usize).wrapping_add(behind) % IN_FLIGHT;
-        (behind < self.length()).then(|| self.flights[at])
-    }
-
     #[inline(always)]
     fn pop(&mut self) -> Option<Flight> {
-        let flight = self.get(0)?;
+        if self.is_empty() {
+            return None;
+        }
+        let flight = self.flights[self.first as usize % IN_FLIGHT];
         self.first = self.first.wrapping_add(1);
         Some(flight)
     }
@@ -167,6 +164,7 @@ pub struct Processor<M> {
     held: Box<[Held]>,
     pipeline: Pipeline,
     operations: Vec<Operation>,
+    /// By place in `operations`; what is behind its end is of packets before.
     outcomes: Vec<Outcome>,
     /// A reply's header, then results in the order in which they came: mostly that of the operations, and
     /// then this is the reply.
@@ -260,7 +258,7 @@ impl<M: Memory> Processor<M> {
             begin_reply(reply, id, count);
             return self.process_checked(packet, reader, reply, reply_limit);
         }
-        self.begin();
+        self.begin(usize::from(count));
         begin_reply(&mut self.results, id, count);
         if !self.decode(packet, reader, reply_limit) {
             return false;
@@ -271,20 +269,38 @@ impl<M: Memory> Processor<M> {
             std::mem::swap(reply, &mut self.results);
             return true;
         }
-        begin_reply(reply, id, count);
-        for outcome in &self.outcomes {
-            match outcome.result {
-                (0, 0) => push_status(reply, outcome.status),
-                (at, end) => reply.extend_from_slice(&self.results[at as usize..end as usize]),
-            }
-        }
+        self.put_in_order(id, reply);
         true
     }
 
-    /// Nothing is in hand.
-    fn begin(&mut self) {
+    /// Writes the reply from results that came in another order than their operations.
+    #[inline(never)]
+    fn put_in_order(&self, id: u32, reply: &mut Vec<u8>) {
+        let count = self.operations.len();
+        begin_reply(reply, id, count as u16);
+        // Results that lie one behind the other are copied together.
+        let mut run = (0, 0);
+        for outcome in &self.outcomes[..count] {
+            if outcome.result.0 == run.1 && run.1 > 0 {
+                run.1 = outcome.result.1;
+                continue;
+            }
+            reply.extend_from_slice(&self.results[run.0 as usize..run.1 as usize]);
+            run = outcome.result;
+            if run.1 == 0 {
+                push_status(reply, outcome.status);
+            }
+        }
+        reply.extend_from_slice(&self.results[run.0 as usize..run.1 as usize]);
+    }
+
+    /// Nothing is in hand; up to `count` operations will be.
+    fn begin(&mut self, count: usize) {
         self.operations.clear();
-        self.outcomes.clear();
+        self.operations.reserve(count);
+        if self.outcomes.len() < count {
+            self.outcomes.resize(count, Outcome { status: Status::Ok, result: (0, 0) });
+        }
         self.results.clear();
         self.in_order = 0;
     }
@@ -300,19 +316,24 @@ impl<M: Memory> Processor<M> {
     /// Executes the decoded operations.
     fn execute_all(&mut self, packet: &[u8]) {
         for index in 0..self.operations.len() {
-            if self.outcomes[index].status != Status::Ok {
+            let operation = &mut self.operations[index];
+            if operation.refused {
                 continue;
             }
-            let slot = Station::slot_of(self.operations[index].place.bucket);
-            let (flight, arrival) = loop {
-                match self.station.arrive(slot) {
-                    Some(taken) => break taken,
-                    None => self.finish_one(packet),
-                }
+            let slot = Station::slot_of(operation.place.bucket);
+            let Some((flight, arrival)) = self.station.arrive(slot) else {
+                self.wait_for_room(slot, index as u32, packet);
+                continue;
             };
             self.flights[usize::from(flight)] = index as u32;
-            if arrival == Arrival::Issue {
-                self.pipeline.push(flight);
+            if arrival == Arrival::Queued {
+                continue;
+            }
+            // No operation changes its bucket until it leaves: the station holds them back.
+            operation.place = self.table.look_ahead(operation.place, operation.key(packet));
+            self.pipeline.push(flight);
+            if self.pipeline.length() > LOOK_AHEAD {
+                self.finish_one(packet);
             }
         }
         while !self.pipeline.is_empty() {
@@ -320,34 +341,54 @@ impl<M: Memory> Processor<M> {
         }
     }
 
+    /// As an operation that arrives where the station is full.
+    #[inline(never)]
+    fn wait_for_room(&mut self, slot: usize, index: u32, packet: &[u8]) {
+        let (flight, arrival) = loop {
+            self.finish_one(packet);
+            if let Some(taken) = self.station.arrive(slot) {
+                break taken;
+            }
+        };
+        self.flights[usize::from(flight)] = index;
+        if arrival == Arrival::Issue {
+            self.pipeline.push(flight);
+        }
+    }
+
     /// Reads all operations and asks for the lines of their buckets.
-    fn decode(&mut self, packet: &[u8], reader: PacketReader<'_>, reply_limit: usize) -> bool {
+    fn decode(&mut self, packet: &[u8], mut reader: PacketReader<'_>, reply_limit: usize) -> bool {
         let mut bound = crate::packet::HEADER_BYTES;
-        let count = usize::from(reader.left());
-        self.operations.reserve(count);
-        self.outcomes.resize(count, Outcome { status: Status::Ok, result: (0, 0) });
-        for (index, request) in reader.enumerate() {
-            let Some(request) = request else {
-                self.operations.push(Operation::of(packet, &Request::get(&[]), Place::NOWHERE));
-                self.outcomes[index].status = Status::Malformed;
-                self.counters.failed += 1;
+        while let Some(next) = reader.next_bound() {
+            let Some((request, longest)) = next else {
+                self.refuse(
+                    Operation::of(packet, &Request::get(&[]), Place::NOWHERE),
+                    Status::Malformed,
+                );
                 bound += 1;
                 continue;
             };
-            bound += request.kind.longest_result(request.no_return);
+            bound += longest;
             if bound > reply_limit {
                 return false;
             }
-            let place = self.table.place(request.key);
-            if self.knows(&request) {
-                self.table.expect(place);
-            } else {
-                self.outcomes[index].status = Status::UnknownFunction;
-                self.counters.failed += 1;
+            let operation = Operation::of(packet, &request, self.table.place(request.key));
+            if request.kind.has_function() && !self.knows(&request) {
+                self.refuse(operation, Status::UnknownFunction);
+                continue;
             }
-            self.operations.push(Operation::of(packet, &request, place));
+            self.table.expect(operation.place);
+            self.operations.push(operation);
         }
         bound <= reply_limit
+    }
+
+    /// An operation ends before it arrives.
+    #[cold]
+    fn refuse(&mut self, operation: Operation, status: Status) {
+        self.outcomes[self.operations.len()] = Outcome { status, result: (0, 0) };
+        self.operations.push(Operation { refused: true, ..operation });
+        self.counters.failed += 1;
     }
 
     #[inline]
@@ -366,26 +407,35 @@ impl<M: Memory> Processor<M> {
     }
 
     /// The oldest operation in the pipeline comes back; what waits for it is executed.
+    #[inline(always)]
     fn finish_one(&mut self, packet: &[u8]) {
-        if let Some(later) = self.pipeline.get(LOOK_AHEAD) {
-            // No operation changes its bucket until it leaves: the station holds them back.
-            let operation = &mut self.operations[self.flights[usize::from(later)] as usize];
-            operation.place = self.table.look_ahead(operation.place, operation.key(packet));
-        }
         let Some(flight) = self.pipeline.pop() else { return };
         let index = self.flights[usize::from(flight)];
+        let Self { table, functions, station, operations, results, .. } = self;
+        let operation = &operations[index as usize];
+        let slot = Station::slot_of(operation.place.bucket);
+        station.retire(flight);
+        self.counters.pipelined += 1;
+        // Nothing arrives until this operation has ended, so the slot may be left before.
+        if !station.complete_alone(slot) {
+            self.finish_waited_for(index, packet);
+            return;
+        }
+        let outcome = pipeline(table, functions, operation, packet, results);
+        self.ended(index, outcome);
+    }
+
+    /// As the rest of [`Processor::finish_one`] where operations wait in the slot.
+    #[inline(never)]
+    fn finish_waited_for(&mut self, index: u32, packet: &[u8]) {
         let operation = self.operations[index as usize];
         let slot = Station::slot_of(operation.place.bucket);
-        self.counters.pipelined += 1;
-        let held = self.station.has_waiting(slot).then_some(&mut self.held[slot]);
+        let (table, held) = (&mut self.table, &mut self.held[slot]);
         let outcome =
-            pipeline(&mut self.table, &self.functions, &operation, packet, held, &mut self.results);
+            pipeline_held(table, &self.functions, &operation, packet, held, &mut self.results);
         self.ended(index, outcome);
-        self.station.retire(flight);
-        if !self.station.complete_alone(slot) {
-            self.station.complete(slot);
-            self.scan(slot, packet);
-        }
+        self.station.complete(slot);
+        self.scan(slot, packet);
     }
 
     #[inline(never)]
@@ -468,6 +518,7 @@ impl Operation {
             key: range(request.key),
             value: range(request.value),
             place,
+            refused: false,
         }
     }
 }
@@ -512,7 +563,7 @@ impl Outcome {
     }
 
     /// Done, with `bytes` where they are wanted.
-    #[inline]
+    #[inline(always)]
     fn done(operation: &Operation, bytes: &[u8], results: &mut Vec<u8>) -> Self {
         if operation.no_return {
             return Self::of(Status::Ok, results);
@@ -523,58 +574,86 @@ impl Outcome {
     }
 }
 
-/// The main pipeline: an operation on the table. Where `held` is given, the pair is left there.
-#[inline]
+/// The main pipeline: an operation on the table.
+#[inline(always)]
 fn pipeline<M: Memory>(
     table: &mut Table<M>,
     functions: &Functions,
     operation: &Operation,
     packet: &[u8],
-    mut held: Option<&mut Held>,
     results: &mut Vec<u8>,
 ) -> Outcome {
     let (place, key) = (operation.place, operation.key(packet));
     match operation.kind {
-        Kind::Get if held.is_none() => {
+        Kind::Get => {
             let got = table.get(place, key, |value| Outcome::done(operation, value, results));
             got.unwrap_or_else(|| Outcome::of(Status::NotFound, results))
         }
+        Kind::Put => match table.put(place, key, operation.value(packet)) {
+            Ok(_) => Outcome::of(Status::Ok, results),
+            Err(error) => Outcome::failed(error, results),
+        },
+        Kind::Delete => {
+            let existed = table.delete(place, key);
+            Outcome::of(if existed { Status::Ok } else { Status::NotFound }, results)
+        }
+        _ => modify(table, functions, operation, packet, results),
+    }
+}
+
+#[inline(never)]
+fn modify<M: Memory>(
+    table: &mut Table<M>,
+    functions: &Functions,
+    operation: &Operation,
+    packet: &[u8],
+    results: &mut Vec<u8>,
+) -> Outcome {
+    let (place, key) = (operation.place, operation.key(packet));
+    let found =
+        table.modify(place, key, |value| apply(functions, operation, packet, value, results));
+    found.unwrap_or_else(|| Outcome::of(Status::NotFound, results))
+}
+
+/// As [`pipeline`], and the pair is left in `held`.
+fn pipeline_held<M: Memory>(
+    table: &mut Table<M>,
+    functions: &Functions,
+    operation: &Operation,
+    packet: &[u8],
+    held: &mut Held,
+    results: &mut Vec<u8>,
+) -> Outcome {
+    let (place, key) = (operation.place, operation.key(packet));
+    match operation.kind {
         Kind::Put => {
             let value = operation.value(packet);
-            let put = table.put(place, key, value);
-            match (&put, held) {
-                (Ok(_), Some(held)) => held.take(key, place, Some(value)),
-                // What the key held before is what the others find.
-                (Err(_), Some(held)) => {
+            match table.put(place, key, value) {
+                Ok(_) => {
+                    held.take(key, place, Some(value));
+                    Outcome::of(Status::Ok, results)
+                }
+                Err(error) => {
+                    // What the key held before is what the others find.
                     held.take(key, place, None);
                     table.get(place.unseen(), key, |old| held.take(key, place, Some(old)));
+                    Outcome::failed(error, results)
                 }
-                (_, None) => {}
-            }
-            match put {
-                Ok(_) => Outcome::of(Status::Ok, results),
-                Err(error) => Outcome::failed(error, results),
             }
         }
         Kind::Delete => {
             let existed = table.delete(place, key);
-            if let Some(held) = held {
-                held.take(key, place, None);
-            }
+            held.take(key, place, None);
             Outcome::of(if existed { Status::Ok } else { Status::NotFound }, results)
         }
         _ => {
             let found = table.modify(place, key, |value| {
                 let done = apply(functions, operation, packet, value, results);
-                if let Some(held) = &mut held {
-                    held.take(key, place, Some(value));
-                }
+                held.take(key, place, Some(value));
                 done
             });
             found.unwrap_or_else(|| {
-                if let Some(held) = held {
-                    held.take(key, place, None);
-                }
+                held.take(key, place, None);
                 Outcome::of(Status::NotFound, results)
             })
         }

@@ -14,7 +14,7 @@
 //! client writes a slot again only after the reply to what it wrote there before.
 
 /// The version of all formats.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Bytes of a hello and of a welcome.
 pub const HELLO_BYTES: usize = 20;
 

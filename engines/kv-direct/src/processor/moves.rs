@@ -16,7 +16,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Operation, Outcome, Processor};
+use super::{Operation, Processor};
 use crate::map::{MAP_LIMIT, MapReport, ServerMap, Verdict, adopted};
 use crate::memory::Memory;
 use crate::packet::{Kind, PacketReader, Request, Status, push_bytes, push_status};
@@ -145,10 +145,9 @@ impl<M: Memory> Processor<M> {
                 Some(status) => status,
                 None if !self.knows(&request) => Status::UnknownFunction,
                 None => {
-                    self.begin();
+                    self.begin(1);
                     let place = self.table.place(request.key);
                     self.operations.push(Operation::of(packet, &request, place));
-                    self.outcomes.push(Outcome { status: Status::Ok, result: (0, 0) });
                     self.execute_all(packet);
                     reply.extend_from_slice(&self.results);
                     continue;

@@ -217,7 +217,7 @@ fn a_million_operations_agree_with_a_plain_map() {
         let operations: Vec<Made> = (0..20_000)
             .map(|_| Made {
                 kind: random(12) as u8,
-                key: random(60) as u8,
+                key: random(30) as u8,
                 length: [4, 8, 16, random(600) as usize][random(4) as usize],
                 function: random(13) as u8,
                 width: random(4) as u8,
