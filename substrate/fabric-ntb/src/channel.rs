@@ -402,20 +402,20 @@ impl Stream for ChannelStream {
 
     unsafe fn place(&mut self, at: u64, source: *const u8, length: usize) -> bool {
         let link = &self.channel.link;
-        let (window, start) = (link.window(), link.geometry().window_bytes());
-        let reach = window.outbound_bytes().saturating_sub(start) as u64;
+        let Some(memory) = link.window().memory() else { return false };
+        let reach = memory.length_bytes() as u64;
         if self.opened().is_none() || at.checked_add(length as u64).is_none_or(|end| end > reach) {
             return false;
         }
-        let target = start + at as usize;
+        let target = at as usize;
         if length == 8 && target.is_multiple_of(8) {
             let Some(_use) = link.enter() else { return false };
             let mut word = [0; 8];
             // SAFETY: the caller vouches for eight bytes.
             unsafe { std::ptr::copy_nonoverlapping(source, word.as_mut_ptr(), 8) };
             // One aligned word appears at once, as it does with hardware.
-            window.post_word(target, u64::from_le_bytes(word));
-            window.fence();
+            memory.post_word(target, u64::from_le_bytes(word));
+            memory.fence();
             return true;
         }
         for done in (0..length).step_by(PIECE_BYTES) {
@@ -425,9 +425,9 @@ impl Stream for ChannelStream {
             // SAFETY: inside the source, which the caller vouches for.
             let from = unsafe { source.add(done) };
             // SAFETY: as above, for the piece.
-            unsafe { window.post(target + done, from, piece) };
+            unsafe { memory.post(target + done, from, piece) };
             // By the thread that wrote: another one may send the frame that announces this.
-            window.fence();
+            memory.fence();
         }
         true
     }

@@ -1,10 +1,9 @@
 //! How to open the device.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::layout::Side;
-use crate::posting::Disorder;
+use beeline_ntb::Files;
+use beeline_ntb::shim::Disorder;
 
 /// What is at the device's end of the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,17 +17,9 @@ pub enum Port {
     Fixed(FixedWindow),
 }
 
-/// A window in files: the resource file of a PCI device, of a shared-memory device in a virtual
+/// A window in files, or a part of one: the resource file of a PCI device, of a shared-memory device in a virtual
 /// machine, or a plain file of this host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FixedWindow {
-    /// What this side reads and the peer writes.
-    pub inbound: PathBuf,
-    /// What this side writes. `None`: the same file holds both windows, the first side's first.
-    pub outbound: Option<PathBuf>,
-    /// Which end this is; the peer is the other.
-    pub side: Side,
-}
+pub type FixedWindow = Files;
 
 /// How to open the device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,9 +4,8 @@
 //! same shape:
 //!
 //! ```text
-//!    0   16 scratchpads of u32:
-//!          0 magic "BNT1"   1 geometry   2 epoch   3 seen   4 heartbeat   5 bell   8..12 node
-//!   64   doorbell latch u32 (where there is a doorbell)
+//!    0   16 scratchpads, a u32 in a word of 8 bytes each:
+//!          0 magic "BNT2"   1 geometry   2 epoch   3 seen   4 heartbeat   8..12 node
 //! 4096   one line of 64 bytes for each partition:
 //!          0 tail u64    bytes the peer has put into this partition's ring here, ever
 //!          8 head u64    bytes the peer has taken from this partition's ring at its side, ever
@@ -21,7 +20,7 @@
 /// Scratchpad registers.
 pub(crate) const SCRATCHPADS: usize = 16;
 /// What the first scratchpad says of a side that is there.
-pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"BNT1");
+pub(crate) const MAGIC: u32 = u32::from_le_bytes(*b"BNT2");
 /// Scratchpad of the magic.
 pub(crate) const PAD_MAGIC: usize = 0;
 /// Of [`Geometry::code`].
@@ -32,15 +31,11 @@ pub(crate) const PAD_EPOCH: usize = 2;
 pub(crate) const PAD_SEEN: usize = 3;
 /// Counts up while the writer lives.
 pub(crate) const PAD_HEARTBEAT: usize = 4;
-/// Whom to interrupt to wake the writer: its number and one; 0: nobody.
-pub(crate) const PAD_BELL: usize = 5;
 /// First of four: the writer's node.
 pub(crate) const PAD_NODE: usize = 8;
 
 /// Bytes of one scratchpad.
-pub(crate) const PAD_BYTES: usize = 4;
-/// Of the doorbell.
-pub(crate) const LATCH_AT: usize = 64;
+pub(crate) const PAD_BYTES: usize = 8;
 /// First partition line.
 pub(crate) const LINES_AT: usize = 4096;
 /// Bytes of a line: one cache line, so that partitions share none.
@@ -52,7 +47,7 @@ pub(crate) const HEAD: usize = 8;
 /// In a line.
 pub(crate) const STATE: usize = 16;
 
-const _: () = assert!(SCRATCHPADS * PAD_BYTES <= LATCH_AT, "scratchpads end before the latch");
+const _: () = assert!(SCRATCHPADS * PAD_BYTES <= LINES_AT, "scratchpads end before the lines");
 const _: () = assert!(PAD_NODE + 4 <= SCRATCHPADS, "the node's name fits the scratchpads");
 const _: () = assert!(STATE + 8 <= LINE_BYTES, "a line holds its words");
 
@@ -124,34 +119,6 @@ impl Geometry {
     /// Bytes a window needs.
     pub(crate) fn window_bytes(self) -> usize {
         self.ring(self.partitions() - 1) + self.ring_bytes()
-    }
-}
-
-/// Which end of a link this is; each opens every other partition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// Opens the even partitions.
-    First,
-    /// Opens the odd ones.
-    Second,
-}
-
-impl Side {
-    /// The other end.
-    #[must_use]
-    pub fn other(self) -> Self {
-        match self {
-            Self::First => Self::Second,
-            Self::Second => Self::First,
-        }
-    }
-
-    /// Position of this side's first partition, and of its half of a shared file.
-    pub(crate) fn index(self) -> usize {
-        match self {
-            Self::First => 0,
-            Self::Second => 1,
-        }
     }
 }
 

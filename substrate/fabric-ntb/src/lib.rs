@@ -10,12 +10,11 @@
 //!               link: epochs, partitions, heartbeat ┘  doorbell  └
 //! ```
 //!
-//! - [`window`]: what hardware must offer, and windows over mapped memory; [`posting`]: posted
-//!   writes as hardware may treat them.
+//! - `window`: the window of [`beeline_ntb`], which has the memory, the doorbells, the emulations and the parts of a
+//!   shared device, as this provider uses it.
 //! - `layout`: the bytes of a window; `heap`: regions that lie in it.
 //! - `channel`: one partition as a byte stream; `link`: partitions, coming up, going down.
-//! - `cable`: the emulation between processes of one host; `interrupts`: of a shared-memory device;
-//!   `transport`: links, sleeping, waking.
+//! - `transport`: links, sleeping, waking.
 //! - [`detect`]: which bridges this host has.
 //!
 //! Rules: writes cross the link, reads never do; a word that announces bytes is posted behind a
@@ -23,16 +22,12 @@
 //! is gone does not matter to the next life of the link.
 
 pub mod detect;
-pub mod posting;
-pub mod window;
 
-mod cable;
 mod channel;
 mod config;
 mod device;
 mod endpoint;
 mod heap;
-mod interrupts;
 mod layout;
 mod link;
 #[cfg(test)]
@@ -40,8 +35,10 @@ mod sharing_tests;
 #[cfg(test)]
 mod tests;
 mod transport;
+mod window;
 
+pub use beeline_ntb::shim::{Disorder, Pace};
+pub use beeline_ntb::{Portion, Side};
 pub use config::{FixedWindow, NtbConfig, Port};
 pub use device::{NtbDevice, announced};
-pub use layout::Side;
 pub use link::NodeName;

@@ -21,14 +21,15 @@ use std::time::Duration;
 
 use beeline_fabric::FabricError;
 use beeline_fabric_engine::{now_ns, random_u64};
+use beeline_ntb::{Inbound, Side};
 
 use crate::channel::{Channel, Place};
 use crate::heap::Heap;
 use crate::layout::{
-    Geometry, LINE_BYTES, MAGIC, PAD_BELL, PAD_EPOCH, PAD_GEOMETRY, PAD_HEARTBEAT, PAD_MAGIC,
-    PAD_NODE, PAD_SEEN, Phase, STATE, Side, State,
+    Geometry, LINE_BYTES, MAGIC, PAD_EPOCH, PAD_GEOMETRY, PAD_HEARTBEAT, PAD_MAGIC, PAD_NODE,
+    PAD_SEEN, Phase, STATE, State,
 };
-use crate::window::Window;
+use crate::window::{Window, scratchpad};
 
 /// Names a device among all: random.
 pub type NodeName = [u8; 16];
@@ -69,7 +70,7 @@ struct Pulse {
 
 #[derive(Debug)]
 pub(crate) struct Link {
-    window: Arc<dyn Window>,
+    window: Arc<Window>,
     geometry: Geometry,
     side: Side,
     /// This side's memory that the peer writes by itself.
@@ -113,10 +114,10 @@ fn node_words(node: NodeName) -> [u32; 4] {
 }
 
 /// The name the peer gives itself.
-pub(crate) fn announced_node(window: &dyn Window) -> NodeName {
+pub(crate) fn announced_node(inbound: &Inbound) -> NodeName {
     let mut node = [0; 16];
     for (index, bytes) in node.chunks_exact_mut(4).enumerate() {
-        bytes.copy_from_slice(&window.scratchpad(PAD_NODE + index).to_le_bytes());
+        bytes.copy_from_slice(&scratchpad(inbound, PAD_NODE + index).to_le_bytes());
     }
     node
 }
@@ -126,7 +127,7 @@ impl Link {
     ///
     /// Errors: [`FabricError::System`] without randomness.
     pub(crate) fn begin(
-        window: Arc<dyn Window>,
+        window: Arc<Window>,
         geometry: Geometry,
         side: Side,
         node: NodeName,
@@ -184,22 +185,23 @@ impl Link {
         }
         window.post_scratchpad(PAD_SEEN, seen.unwrap_or(0));
         window.post_scratchpad(PAD_GEOMETRY, self.geometry.code());
-        window.post_scratchpad(PAD_BELL, window.bell());
         for (index, word) in node_words(self.node).into_iter().enumerate() {
             window.post_scratchpad(PAD_NODE + index, word);
         }
         window.fence();
         window.post_scratchpad(PAD_EPOCH, self.epoch);
+        window.fence();
         window.post_scratchpad(PAD_MAGIC, MAGIC);
         window.fence();
+        window.announce();
     }
 
-    pub(crate) fn window(&self) -> &dyn Window {
-        self.window.as_ref()
+    pub(crate) fn window(&self) -> &Window {
+        &self.window
     }
 
     /// The window, for another life.
-    pub(crate) fn window_handle(&self) -> &Arc<dyn Window> {
+    pub(crate) fn window_handle(&self) -> &Arc<Window> {
         &self.window
     }
 
@@ -385,7 +387,7 @@ impl Link {
 
     /// True while what the peer does makes the doorbell readable; else somebody has to look.
     pub(crate) fn is_rung(&self) -> bool {
-        self.window.is_rung() && (self.is_up() || self.window.bell() == 0)
+        self.window.is_rung() && (self.is_up() || !self.window.is_announced())
     }
 
     /// True when there are channels.
@@ -406,6 +408,14 @@ impl Link {
         if now.saturating_sub(pulse.announced_ns) >= ANNOUNCE_NS {
             pulse.announced_ns = now;
             self.introduce(pulse.peer_epoch);
+        }
+        if !self.is_up()
+            && let Some(refusal) = self.window.refusal()
+        {
+            if !std::mem::replace(&mut pulse.warned, true) {
+                tracing::warn!(%refusal, "the window is used otherwise at the other end");
+            }
+            return None;
         }
         if self.window.scratchpad(PAD_MAGIC) != MAGIC {
             return None;
@@ -432,7 +442,7 @@ impl Link {
             self.window.ring();
         }
         if !self.is_up() && self.window.scratchpad(PAD_SEEN) == self.epoch {
-            let _ = self.peer_node.set(announced_node(self.window.as_ref()));
+            let _ = self.peer_node.set(announced_node(self.window.inbound()));
             self.up.store(true, Ordering::Release);
         }
         None

@@ -15,10 +15,10 @@ use beeline_fabric::{
     WorkRequest,
 };
 use beeline_fabric_engine::EngineDevice;
+use beeline_ntb::Side;
 use beeline_os::Mapping;
 
-use crate::cable::shared_window;
-use crate::layout::{Geometry, Side};
+use crate::layout::Geometry;
 use crate::transport::{NtbTransport, Setup};
 use crate::window::Window;
 
@@ -39,7 +39,7 @@ struct End {
 impl End {
     fn open(memory: &Arc<Mapping>, side: Side) -> Self {
         let bytes = geometry().window_bytes();
-        let window = shared_window(Arc::clone(memory), side, bytes, None);
+        let window = beeline_ntb::handed::halves(memory, side, bytes);
         let setup = Setup {
             attributes: beeline_fabric_engine::attributes("ntb", "not asked for here"),
             node: [side.index() as u8; 16],
@@ -49,8 +49,7 @@ impl End {
             disorder: None,
             heap: None,
             socket: None,
-            fixed: Some((Arc::new(window) as Arc<dyn Window>, side)),
-            claimed: None,
+            fixed: Some((Arc::new(Window::from(window)), side)),
         };
         let transport = Arc::new(NtbTransport::new(setup).unwrap());
         let device = EngineDevice::start(transport.clone()).unwrap();

@@ -6,23 +6,25 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use beeline_fabric_engine::stream::{Moved, Stream};
+use beeline_ntb::bells::Silent;
+use beeline_ntb::shim::{Combining, Disorder, Pace};
+use beeline_ntb::window::{Mapped, Wire};
+use beeline_ntb::{Inbound, Outbound, Side};
 use beeline_os::Mapping;
 
-use crate::cable::shared_window;
 use crate::channel::{Channel, ChannelStream};
-use crate::layout::{Geometry, HEAD, PAD_BYTES, SCRATCHPADS, STATE, Side, TAIL};
+use crate::layout::{Geometry, HEAD, PAD_BYTES, SCRATCHPADS, STATE, TAIL};
 use crate::link::Link;
-use crate::posting::{Disorder, Pace, PostedWindow};
-use crate::window::{Inbound, Window};
+use crate::window::Window;
 
 /// Which fences of a window are forgotten, counted from 0 once the stream is connected; `None`
 /// before. The rest work.
 type Forgets = fn(Option<u64>) -> bool;
 
-/// A window whose user forgets fences.
+/// A wire whose user forgets fences.
 #[derive(Debug)]
 struct Forgetful {
-    window: Arc<dyn Window>,
+    wire: Arc<dyn Wire>,
     connected: AtomicBool,
     fences: AtomicU64,
     forgets: Forgets,
@@ -31,9 +33,9 @@ struct Forgetful {
 }
 
 impl Forgetful {
-    fn new(window: Arc<dyn Window>, forgets: Forgets) -> Arc<Self> {
+    fn new(wire: Arc<dyn Wire>, forgets: Forgets) -> Arc<Self> {
         let (connected, fences) = (AtomicBool::new(false), AtomicU64::new(0));
-        Arc::new(Self { window, connected, fences, forgets, lost: AtomicBool::new(false) })
+        Arc::new(Self { wire, connected, fences, forgets, lost: AtomicBool::new(false) })
     }
 
     fn loses(&self) -> bool {
@@ -41,50 +43,27 @@ impl Forgetful {
     }
 }
 
-impl Window for Forgetful {
-    fn inbound(&self) -> &Inbound {
-        self.window.inbound()
-    }
-    fn outbound_bytes(&self) -> usize {
-        self.window.outbound_bytes()
+impl Wire for Forgetful {
+    fn length_bytes(&self) -> usize {
+        self.wire.length_bytes()
     }
     unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
         if !self.loses() {
             // SAFETY: the caller's promise, passed on.
-            unsafe { self.window.post(offset, source, length) };
+            unsafe { self.wire.post(offset, source, length) };
         }
     }
     fn post_word(&self, offset: usize, value: u64) {
         if !self.loses() {
-            self.window.post_word(offset, value);
-        }
-    }
-    fn post_scratchpad(&self, index: usize, value: u32) {
-        if !self.loses() {
-            self.window.post_scratchpad(index, value);
+            self.wire.post_word(offset, value);
         }
     }
     fn fence(&self) {
         let connected = self.connected.load(Ordering::Relaxed);
         let number = connected.then(|| self.fences.fetch_add(1, Ordering::Relaxed));
         if !(self.forgets)(number) {
-            self.window.fence();
+            self.wire.fence();
         }
-    }
-    fn ring(&self) {
-        self.window.ring();
-    }
-    fn doorbell(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.window.doorbell()
-    }
-    fn hush(&self) {
-        self.window.hush();
-    }
-    fn rearm(&self) {
-        self.window.rearm();
-    }
-    fn is_plugged(&self) -> bool {
-        self.window.is_plugged()
     }
 }
 
@@ -92,23 +71,34 @@ fn geometry() -> Geometry {
     Geometry::fitting(4096, 4, usize::MAX).unwrap()
 }
 
-/// The two windows of fresh memory.
-fn windows() -> [Arc<dyn Window>; 2] {
+/// Both directions of fresh memory: what each end reads, and its wire to the other.
+fn ends() -> [(Inbound, Arc<dyn Wire>); 2] {
     let bytes = geometry().window_bytes();
     let memory = Arc::new(Mapping::memfd("test", 2 * bytes).unwrap());
     [Side::First, Side::Second].map(|side| {
-        let window = shared_window(Arc::clone(&memory), side, bytes, None);
-        Arc::new(window) as Arc<dyn Window>
+        let inbound = Inbound::new(Arc::clone(&memory), side.index() * bytes, bytes);
+        let wire = Mapped::new(Arc::clone(&memory), side.other().index() * bytes, bytes);
+        (inbound, Arc::new(wire) as Arc<dyn Wire>)
     })
 }
 
-fn link(window: &Arc<dyn Window>, side: Side) -> Arc<Link> {
+fn window(inbound: Inbound, wire: Arc<dyn Wire>) -> Arc<Window> {
+    let (outbound, bells) = (Outbound::new(wire), Arc::new(Silent));
+    Arc::new(Window::from(beeline_ntb::Window { inbound, outbound, bells }))
+}
+
+/// The two windows of fresh memory.
+fn windows() -> [Arc<Window>; 2] {
+    ends().map(|(inbound, wire)| window(inbound, wire))
+}
+
+fn link(window: &Arc<Window>, side: Side) -> Arc<Link> {
     let node = [side.index() as u8; 16];
     Arc::new(Link::begin(Arc::clone(window), geometry(), side, node, None).unwrap())
 }
 
 /// Both ends of a link, up.
-fn up(windows: &[Arc<dyn Window>; 2]) -> [Arc<Link>; 2] {
+fn up(windows: &[Arc<Window>; 2]) -> [Arc<Link>; 2] {
     let links = [link(&windows[0], Side::First), link(&windows[1], Side::Second)];
     for _ in 0..3 {
         for link in &links {
@@ -145,13 +135,13 @@ fn read(stream: &mut ChannelStream) -> Vec<u8> {
 /// Sends numbered bytes through posted writes with `forgets` between the ring's code and the
 /// window, and reads after every single write that arrives. `Err` with what went wrong.
 fn through_posted_writes(seed: u64, forgets: Forgets) -> Result<(), &'static str> {
-    let [near, far] = windows();
+    let [near, far] = ends();
     let disorder = Disorder { seed, buffers: 8, pace: Pace::OnRequest };
-    let posted = Arc::new(PostedWindow::new(near, disorder).unwrap());
+    let posted = Arc::new(Combining::paced(near.1, disorder).unwrap());
     let deliver_all = || while posted.deliver() {};
-    let (window, far) = (Arc::clone(&posted) as Arc<dyn Window>, far);
-    let forgetful = Forgetful::new(window, forgets);
-    let windows = [Arc::clone(&forgetful) as Arc<dyn Window>, far];
+    let forgetful = Forgetful::new(Arc::clone(&posted) as Arc<dyn Wire>, forgets);
+    let wire = Arc::clone(&forgetful) as Arc<dyn Wire>;
+    let windows = [window(near.0, wire), window(far.0, far.1)];
     let links = [link(&windows[0], Side::First), link(&windows[1], Side::Second)];
     for _ in 0..3 {
         links[0].look();
@@ -300,7 +290,7 @@ fn a_peer_that_began_anew_is_noticed_and_both_come_up_again() {
     }
     assert!(first.is_up() && second.is_up());
     let [mut near, mut far] = streams(&[first, second]);
-    assert_eq!(read(&mut far), [], "nothing of the first life is left");
+    assert!(read(&mut far).is_empty(), "nothing of the first life is left");
     assert_eq!(near.send_bytes(b"second"), Moved::Bytes(6));
     assert_eq!(read(&mut far), b"second");
 }
@@ -320,11 +310,13 @@ fn come_up(links: &[Arc<Link>; 2]) {
 #[test]
 fn a_link_comes_up_whatever_was_lost_while_it_was_not_there() {
     for lost in 0..6 {
-        let windows = windows().map(|window| Forgetful::new(window, |_| false));
-        let shared = windows.each_ref().map(|window| Arc::clone(window) as Arc<dyn Window>);
+        let ends = ends().map(|(inbound, wire)| (inbound, Forgetful::new(wire, |_| false)));
+        let shared = ends
+            .each_ref()
+            .map(|(inbound, wire)| window(inbound.clone(), Arc::clone(wire) as Arc<dyn Wire>));
         let lose = |which: [bool; 2]| {
-            for (window, lost) in windows.iter().zip(which) {
-                window.lost.store(lost, Ordering::Relaxed);
+            for ((_, wire), lost) in ends.iter().zip(which) {
+                wire.lost.store(lost, Ordering::Relaxed);
             }
         };
         // Who writes into nothing while it begins; then, who while it says what it has seen.

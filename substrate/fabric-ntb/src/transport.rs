@@ -15,8 +15,11 @@ use beeline_fabric::{ConnectInfo, DeviceAttributes, FabricError};
 use beeline_fabric_engine::handshake::{Identity, Nonce};
 use beeline_fabric_engine::now_ns;
 use beeline_fabric_engine::stream::{Attention, Served, Stream, Transport};
+use beeline_ntb::Side;
+use beeline_ntb::handed::{Handed, Offered, Socket};
+use beeline_ntb::shim::Disorder;
 use beeline_os::SharedMemory;
-use beeline_os::control_socket::{ControlListener, ControlSocket};
+use beeline_os::control_socket::ControlSocket;
 use beeline_os::memory::MemoryObject;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -25,14 +28,12 @@ use rustix::time::{
     timerfd_settime,
 };
 
-use crate::cable::{self, Socket};
 use crate::channel::{Channel, ChannelStream};
 use crate::endpoint::Endpoint;
 use crate::heap::Heap;
-use crate::layout::{Geometry, Side};
+use crate::layout::Geometry;
 use crate::link::{Link, NodeName};
-use crate::posting::{Disorder, PostedWindow};
-use crate::window::{MappedWindow, Window};
+use crate::window::Window;
 
 const TOKEN_NUDGE: u64 = 0;
 const TOKEN_TIMER: u64 = 1;
@@ -65,7 +66,7 @@ struct Entry {
 #[derive(Debug)]
 struct Offer {
     socket: ControlSocket,
-    window: Arc<MappedWindow>,
+    cable: Arc<Handed>,
     until_ns: u64,
 }
 
@@ -97,8 +98,6 @@ pub(crate) struct NtbTransport {
     set: OwnedFd,
     nudge: OwnedFd,
     timer: OwnedFd,
-    /// Before the windows: the number of a file that nobody maps any more may be another's.
-    _claimed: Option<ControlListener>,
     links: Mutex<Links>,
 }
 
@@ -115,9 +114,7 @@ pub(crate) struct Setup {
     /// Where cables are plugged in.
     pub(crate) socket: Option<Socket>,
     /// A fixed window, and which end this is.
-    pub(crate) fixed: Option<(Arc<dyn Window>, Side)>,
-    /// Held so that no other device of this host takes the same end.
-    pub(crate) claimed: Option<ControlListener>,
+    pub(crate) fixed: Option<(Arc<Window>, Side)>,
 }
 
 impl NtbTransport {
@@ -130,7 +127,7 @@ impl NtbTransport {
             TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
         )
         .map_err(system("creating a timer"))?;
-        let key = setup.socket.as_ref().map_or([0; 16], |socket| socket.key);
+        let key = setup.socket.as_ref().map_or([0; 16], Socket::key);
         let transport = Self {
             attributes: setup.attributes,
             node: setup.node,
@@ -143,7 +140,6 @@ impl NtbTransport {
             set,
             nudge,
             timer,
-            _claimed: setup.claimed,
             links: Mutex::new(Links {
                 entries: Vec::new(),
                 callers: Vec::new(),
@@ -192,7 +188,7 @@ impl NtbTransport {
     fn begin(
         &self,
         links: &mut Links,
-        window: Arc<dyn Window>,
+        window: Arc<Window>,
         geometry: Geometry,
         side: Side,
         node: Option<NodeName>,
@@ -207,17 +203,10 @@ impl NtbTransport {
         Ok(link)
     }
 
-    /// A cable's window, behind the emulation of posted writes where that is asked for.
-    fn disordered(
-        &self,
-        links: &Links,
-        window: Arc<dyn Window>,
-    ) -> Result<Arc<dyn Window>, FabricError> {
-        let Some(disorder) = self.disorder else { return Ok(window) };
-        let seed = disorder.seed.wrapping_add(links.next_token);
-        let posted = PostedWindow::new(window, Disorder { seed, ..disorder })
-            .map_err(system("starting the emulation's thread"))?;
-        Ok(Arc::new(posted))
+    /// What the emulation does to the next cable's posted writes.
+    fn disorder(&self, links: &Links) -> Option<Disorder> {
+        let disorder = self.disorder?;
+        Some(Disorder { seed: disorder.seed.wrapping_add(links.next_token), ..disorder })
     }
 
     // ---- serving ----
@@ -265,19 +254,20 @@ impl NtbTransport {
     fn hear(&self, links: &mut Links) {
         let Some(socket) = &self.socket else { return };
         let now = now_ns();
-        links.offers.retain(|offer| {
-            now < offer.until_ns && !cable::hear_welcome(&offer.socket, &offer.window)
-        });
+        links
+            .offers
+            .retain(|offer| now < offer.until_ns && !offer.cable.hear_welcome(&offer.socket));
         for (caller, until_ns) in std::mem::take(&mut links.callers) {
-            match socket.hear(&caller) {
+            let bytes = |note| Geometry::from_code(note).map(Geometry::window_bytes);
+            match socket.hear(&caller, bytes, self.disorder(links)) {
                 Ok(None) if now < until_ns => links.callers.push((caller, until_ns)),
                 Ok(None) => {}
-                Ok(Some((window, geometry, node))) => {
-                    cable::welcome(&caller, self.heap.as_deref());
-                    let plugged = self.disordered(links, Arc::new(window)).and_then(|window| {
-                        self.begin(links, window, geometry, Side::Second, Some(node))
-                    });
-                    if let Err(error) = plugged {
+                Ok(Some(Offered { cable, note, name })) => {
+                    Socket::welcome(&caller, self.heap.as_deref().map(Heap::descriptor));
+                    let Some(geometry) = Geometry::from_code(note) else { continue };
+                    let window = Arc::new(Window::from(Arc::new(cable)));
+                    let begun = self.begin(links, window, geometry, Side::Second, Some(name));
+                    if let Err(error) = begun {
                         tracing::warn!(%error, "a cable was not taken");
                     }
                 }
@@ -445,17 +435,19 @@ impl Transport for NtbTransport {
         let link = match links.entries.iter().find(reaches) {
             Some(entry) => Arc::clone(&entry.link),
             None if self.socket.is_some() => {
-                let (key, heap) = ((&peer.node, &peer.key), self.heap.as_deref());
-                let (window, socket) = cable::plug(key, self.geometry, &self.node, heap)
-                    .map_err(system("plugging in a cable"))?;
-                let window = Arc::new(window);
+                let memory = self.heap.as_deref().map(Heap::descriptor);
+                let size = (self.geometry.code(), self.geometry.window_bytes());
+                let key = (&peer.node, &peer.key);
+                let (cable, socket) =
+                    Handed::offer(key, size, &self.node, memory, self.disorder(links))
+                        .map_err(system("plugging in a cable"))?;
+                let cable = Arc::new(cable);
                 if let Some(socket) = socket {
                     self.watch(socket.as_fd(), TOKEN_CALLER)?;
                     let until_ns = now_ns() + CALLER_NS;
-                    let window = Arc::clone(&window);
-                    links.offers.push(Offer { socket, window, until_ns });
+                    links.offers.push(Offer { socket, cable: Arc::clone(&cable), until_ns });
                 }
-                let window = self.disordered(links, window)?;
+                let window = Arc::new(Window::from(cable));
                 let link =
                     self.begin(links, window, self.geometry, Side::First, Some(peer.node))?;
                 let promised = link.reserve();

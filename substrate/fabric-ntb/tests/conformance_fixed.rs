@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use beeline_fabric::{Device, FabricError};
 use beeline_fabric_conformance::{Capabilities, Harness, Stop};
-use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
+use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Portion, Side};
 
 struct FixedHarness {
     file: Option<tempfile::NamedTempFile>,
@@ -37,7 +37,12 @@ impl FixedHarness {
 impl Harness for FixedHarness {
     fn open_device(&self) -> Result<Arc<dyn Device>, Stop> {
         for side in [Side::First, Side::Second] {
-            let port = Port::Fixed(FixedWindow { inbound: self.path(), outbound: None, side });
+            let port = Port::Fixed(FixedWindow {
+                inbound: self.path(),
+                outbound: None,
+                side,
+                portion: Portion::WHOLE,
+            });
             let (ring_bytes, partitions) = (16 << 10, 1024);
             let config = NtbConfig { port, ring_bytes, partitions, ..NtbConfig::default() };
             match NtbDevice::open(config) {

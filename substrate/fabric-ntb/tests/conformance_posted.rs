@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use beeline_fabric::Device;
 use beeline_fabric_conformance::{Harness, Stop};
-use beeline_fabric_ntb::posting::Disorder;
-use beeline_fabric_ntb::{NtbConfig, NtbDevice, Port};
+use beeline_fabric_ntb::{Disorder, NtbConfig, NtbDevice, Port};
 
 struct PostedHarness;
 

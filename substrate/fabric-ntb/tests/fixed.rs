@@ -14,8 +14,8 @@ use beeline_fabric::{
     ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RemoteAddress, RemoteKey, Role,
     ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
 };
-use beeline_fabric_ntb::window::Inbound;
-use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
+use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Portion, Side};
+use beeline_ntb::{Cable, Inbound};
 use beeline_os::Mapping;
 use beeline_os::memory::{copy_in, copy_out};
 
@@ -25,7 +25,11 @@ const WINDOW_VARIABLE: &str = "BEELINE_NTB_TEST_WINDOW";
 
 fn config(path: &Path, side: Side) -> NtbConfig {
     let inbound = path.to_owned();
-    let port = Port::Fixed(FixedWindow { inbound, outbound: None, side });
+    on_part(inbound, side, Portion::WHOLE)
+}
+
+fn on_part(inbound: std::path::PathBuf, side: Side, portion: Portion) -> NtbConfig {
+    let port = Port::Fixed(FixedWindow { inbound, outbound: None, side, portion });
     NtbConfig { port, silence: Duration::from_millis(1500), ..NtbConfig::default() }
 }
 
@@ -118,6 +122,33 @@ fn an_end_of_a_window_belongs_to_one_device() {
 }
 
 #[test]
+fn a_device_and_sockets_share_one_window_and_a_part_that_overlaps_is_refused() {
+    let (_directory, path) = window();
+    let plug = |side: usize| {
+        let url = format!("ntb://{}?side={side}&part=0/2", path.display());
+        Cable::plug(&url.parse().unwrap()).unwrap()
+    };
+    let sockets = [plug(0), plug(1)];
+    let on = |side| on_part(path.clone(), side, Portion::new(1, 2).unwrap());
+    let [mut first, mut second] =
+        [Side::First, Side::Second].map(|side| End::on(NtbDevice::open(on(side)).unwrap()));
+    connect(&mut first, &mut second);
+    let target = second.region(1 << 20);
+    round_trip(&mut first, target.remote_address(0));
+    for cable in &sockets {
+        let mut bytes = vec![1; cable.window.length_bytes()];
+        cable.window.inbound.read(0, &mut bytes);
+        assert!(
+            bytes.iter().all(|&byte| byte == 0),
+            "nothing of the device's is in the sockets' part"
+        );
+        assert_eq!(cable.directory.refusal(), None);
+    }
+    let whole = NtbDevice::open(config(&path, Side::First)).unwrap_err().to_string();
+    assert!(whole.contains("a part of it that overlaps"), "{whole}");
+}
+
+#[test]
 fn connections_beyond_the_partitions_are_refused_and_freed_ones_are_used_again() {
     let (_directory, path) = window();
     let first = NtbDevice::open(config(&path, Side::First)).unwrap();
@@ -167,9 +198,9 @@ fn a_peer_that_scribbles_over_the_whole_window_breaks_its_own_connections_at_mos
         random
     };
     let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    // What the first end reads: scratchpads, lines, and the beginning of the first ring.
-    let inbound = Mapping::shared_at(&file, 0, 16 << 10).unwrap();
-    let inbound = Inbound::new(Arc::new(inbound), 0, 16 << 10);
+    // What the first end reads: the directory, scratchpads, lines, and the beginning of the first ring.
+    let inbound = Mapping::shared_at(&file, 0, 20 << 10).unwrap();
+    let inbound = Inbound::new(Arc::new(inbound), 0, 20 << 10);
     let mut first = End::open(&path, Side::First);
     for _ in 0..12 {
         // Whatever the last one did, the next finds a device that works.
@@ -191,10 +222,10 @@ fn a_peer_that_scribbles_over_the_whole_window_breaks_its_own_connections_at_mos
                 _ => u64::MAX - next() % 16,
             };
             let place = match next() % 4 {
-                0 => next() % 128,
-                1 => 4096 + next() % 64,
-                2 => 4096 + next() % 1024,
-                _ => 8192 + next() % 8192,
+                0 => next() % 2 * 4096 + next() % 256,
+                1 => 8192 + next() % 64,
+                2 => 8192 + next() % 1024,
+                _ => 12288 + next() % 8192,
             };
             inbound.word(place as usize / 8 * 8).store(value, Ordering::SeqCst);
             let _ = first.queue.poll(&mut [WorkCompletion::EMPTY; 8]);

@@ -14,7 +14,7 @@ use beeline_fabric::{
     ReceiveRequest, RemoteAddress, RemoteKey, Role, ScatterGatherEntry, Status, WorkCompletion,
     WorkRequest,
 };
-use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
+use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Portion, Side};
 use beeline_os::memory::{copy_in, copy_out, load_u64};
 
 const BOUND: Duration = Duration::from_secs(60);
@@ -57,7 +57,7 @@ fn two_guests_reach_each_other_through_the_window() {
     };
     let Some(mut stream) = meet(guest) else { return };
     let side = if guest == 0 { Side::First } else { Side::Second };
-    let port = Port::Fixed(FixedWindow { inbound, outbound: None, side });
+    let port = Port::Fixed(FixedWindow { inbound, outbound: None, side, portion: Portion::WHOLE });
     let device = NtbDevice::open(NtbConfig { port, ..NtbConfig::default() }).unwrap();
     let domain = device.allocate_protection_domain().unwrap();
     let queue = device.create_completion_queue(256).unwrap();

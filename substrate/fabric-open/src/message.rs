@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_window_between_hosts_comes_before_the_network_and_an_emulated_one_must_be_asked_for() {
-        let end = WindowEnd { node: [7; 16], side: 0 };
+        let end = WindowEnd { node: [7; 16], side: 0, part: (1, 2) };
         let has = ["shm", "ntb", "verbs", "tcp"];
         let owned = has.map(str::to_owned);
         let pick = |boot: &str, window, forced: bool| {

@@ -4,8 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use beeline_fabric::{Device, FabricError};
-use beeline_fabric_ntb::posting::{Disorder, Pace};
-use beeline_fabric_ntb::{FixedWindow, NtbConfig, Port, Side};
+use beeline_fabric_ntb::{Disorder, FixedWindow, NtbConfig, Pace, Port, Portion, Side};
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
@@ -34,7 +33,7 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 /// - `ntb://` (emulated between processes of this host), with `?memory_mib=N` for memory that peers
 ///   write by themselves; with `?seed=N[&delay_us=N]` posted writes are reordered and delayed;
 ///   `ntb:///FILE?side=0` or `1`, a fixed window in a file that holds
-///   both ends' halves, and with `&outbound=/FILE` in two files
+///   both ends' halves, and with `&outbound=/FILE` in two files; `&part=K/N`: the K-th of N parts of it
 /// - `sim://seed=N[&node=N]`: one node of a world of its own
 ///
 /// Errors: [`OpenError::Url`], [`OpenError::Fabric`]; [`OpenError::Rdma`] in words that say what
@@ -129,6 +128,7 @@ fn tcp_config(rest: &str) -> Result<TcpConfig, &'static str> {
 pub(crate) fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (mut disorder, mut side, mut outbound, mut memory) = (None, None, None, 0);
+    let mut portion = None;
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or("a parameter has a value")?;
         let number =
@@ -148,14 +148,20 @@ pub(crate) fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
             }
             "memory_mib" => memory = number()?,
             "outbound" => outbound = Some(value.into()),
-            _ => return Err("the parameters are seed, delay_us, memory_mib, side and outbound"),
+            "part" => portion = Some(value.parse::<Portion>()?),
+            _ => {
+                return Err(
+                    "the parameters are seed, delay_us, memory_mib, side, outbound and part",
+                );
+            }
         }
     }
     let port = match (path, side, outbound, disorder) {
-        ("", None, None, disorder) => Port::Emulated { disorder },
-        ("", ..) => return Err("side and outbound belong to a window's file"),
+        ("", None, None, disorder) if portion.is_none() => Port::Emulated { disorder },
+        ("", ..) => return Err("side, part and outbound belong to a window's file"),
         (_, Some(side), outbound, None) if path.starts_with('/') => {
-            Port::Fixed(FixedWindow { inbound: path.into(), outbound, side })
+            let portion = portion.unwrap_or_default();
+            Port::Fixed(FixedWindow { inbound: path.into(), outbound, side, portion })
         }
         (_, None, ..) => return Err("a window's file needs side=0 or side=1"),
         _ => return Err("a window's file is an absolute path; only the emulation is disordered"),
@@ -214,6 +220,8 @@ mod tests {
             "ntb://?x=1",
             "ntb:///f",
             "ntb://?side=0",
+            "ntb://?part=0/2",
+            "ntb:///f?side=0&part=2/2",
             "ntb://f?side=0",
         ] {
             assert!(matches!(open(url), Err(OpenError::Url { .. })), "{url}");

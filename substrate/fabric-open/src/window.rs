@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use beeline_fabric::{Device, FabricError};
 use beeline_fabric_ntb::{
-    FixedWindow, NodeName, NtbConfig, NtbDevice, Port, Side, announced, detect,
+    FixedWindow, NodeName, NtbConfig, NtbDevice, Port, Portion, Side, announced, detect,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,12 +21,28 @@ pub struct WindowEnd {
     pub node: NodeName,
     /// Which end it has: 0 or 1.
     pub side: u8,
+    /// Which part of the window, and of how many.
+    #[serde(default = "whole", skip_serializing_if = "is_whole")]
+    pub part: (u8, u8),
+}
+
+fn whole() -> (u8, u8) {
+    Portion::WHOLE.numbers()
+}
+
+fn is_whole(part: &(u8, u8)) -> bool {
+    *part == whole()
 }
 
 impl WindowEnd {
     /// The client's end.
     fn other(&self) -> Side {
         if self.side == 0 { Side::Second } else { Side::First }
+    }
+
+    /// Its part of the window; the whole of it for nonsense.
+    fn portion(&self) -> Portion {
+        Portion::new(self.part.0, self.part.1).unwrap_or_default()
     }
 }
 
@@ -71,12 +87,12 @@ pub fn open_window(url: &str) -> Result<ServedWindow, OpenError> {
         (path, false) => format!("{path}?side=0&{query}"),
     };
     let config = ntb_config(&rest).map_err(bad)?;
-    let side = match &config.port {
-        Port::Fixed(fixed) => Some(u8::from(fixed.side == Side::Second)),
+    let place = match &config.port {
+        Port::Fixed(fixed) => Some((u8::from(fixed.side == Side::Second), fixed.portion.numbers())),
         Port::Emulated { .. } => None,
     };
     let device = device(config)?;
-    let end = side.map(|side| WindowEnd { node: device.node(), side });
+    let end = place.map(|(side, part)| WindowEnd { node: device.node(), side, part });
     Ok(ServedWindow { device, end })
 }
 
@@ -120,6 +136,7 @@ pub(crate) fn towards(
             inbound: named.inbound.clone(),
             outbound: named.outbound.clone(),
             side: named.side.unwrap_or(end.other()),
+            portion: end.portion(),
         };
         return match shows(&fixed)? {
             true => device(port_config(fixed)),
@@ -127,7 +144,8 @@ pub(crate) fn towards(
         };
     }
     for inbound in candidates(Path::new("/sys")) {
-        let fixed = FixedWindow { inbound, outbound: None, side: end.other() };
+        let (side, portion) = (end.other(), end.portion());
+        let fixed = FixedWindow { inbound, outbound: None, side, portion };
         match shows(&fixed) {
             Ok(true) => return device(port_config(fixed)),
             Ok(false) => {}

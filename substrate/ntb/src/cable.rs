@@ -1,83 +1,51 @@
-//! The emulated window between processes of one host, also across network namespaces: one file with
-//! both directions, and two named pipes beside it for each doorbell.
+//! A window in files: the resource file of a device, or, for the emulation between processes of one host and across
+//! network namespaces, a plain file with both directions and two named pipes beside it for each doorbell.
 //!
 //! ```text
 //! FILE            first half: read by side 0, second half: read by side 1
 //! FILE.bell-0-3   what side 0 hears when side 1 rings bit 3
 //! ```
 //!
-//! A URL names the file and the end: `ntb:///run/window?side=0`, with `size=` for the bytes of each
-//! direction when the file is to be made, and `disorder=SEED` to put the [shim](crate::shim) before
-//! every write.
+//! A URL names the file and the end: `ntb:///run/window?side=0`, with `part=K/N` for a [part](crate::directory) of it,
+//! `outbound=/FILE` where this end writes another file than it reads, `size=` for the bytes of each direction when the
+//! file is to be made, and `disorder=SEED` to put the [shim](crate::shim) before every write.
 
-use std::fs::{File, OpenOptions};
-use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use beeline_os::Mapping;
-use beeline_os::control_socket::ControlListener;
-use beeline_os::mapping::Protection;
-
 use crate::Side;
+use crate::bells::{Latched, Pipes, Silent};
+use crate::directory::{Directory, Kind, PAGE_BYTES, Portion};
+use crate::files::{self, CableError, Claim, Files, bytes_each_way};
+use crate::interrupts::Interrupts;
 use crate::shim::Combining;
 use crate::window::{Bells, Inbound, Mapped, Outbound, Window, Wire};
 
-/// Doorbell bits of an emulated window.
-pub const BELLS: usize = 9;
 /// Write-combining buffers of a thread behind `disorder=`.
 const BUFFERS: usize = 10;
 /// Bytes of each direction when a window is made and none are told.
 pub const DEFAULT_BYTES: usize = 32 << 20;
-/// Least bytes of each direction.
+/// Least bytes of each direction for sockets.
 const LEAST_BYTES: usize = 64 << 10;
+/// Doorbells for sockets: the link's and one for each of eight partitions.
+const SOCKETS_BELLS: usize = 9;
 
 /// Which window, and which end of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowUrl {
-    /// The file that both ends map.
+    /// The file that both ends map, or that this end reads.
     pub file: PathBuf,
+    /// The file that this end writes, where that is another one.
+    pub outbound: Option<PathBuf>,
     /// This end.
     pub side: Side,
+    /// Which part of the window.
+    pub portion: Portion,
     /// Bytes of each direction if the file is to be made.
     pub bytes: usize,
     /// Seed of the shim, if there is to be one.
     pub disorder: Option<u64>,
-}
-
-/// Why a window cannot be had.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CableError {
-    /// The URL is none of a window.
-    #[error("{url}: {reason}; a window is ntb:///FILE?side=0 or side=1")]
-    Url {
-        /// As given.
-        url: String,
-        /// What is wrong.
-        reason: &'static str,
-    },
-    /// The system refused.
-    #[error("{action} {}: {source}", path.display())]
-    System {
-        /// What was tried.
-        action: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// The system's word.
-        source: io::Error,
-    },
-    /// The file is too short for a window.
-    #[error("{}: {bytes} bytes each way are no window; at least {LEAST_BYTES} are", path.display())]
-    TooSmall {
-        /// The file.
-        path: PathBuf,
-        /// Bytes of each direction.
-        bytes: usize,
-    },
 }
 
 impl FromStr for WindowUrl {
@@ -92,6 +60,7 @@ impl FromStr for WindowUrl {
             return Err(bad("the file is not an absolute path"));
         }
         let (mut side, mut bytes, mut disorder) = (None, DEFAULT_BYTES, None);
+        let (mut outbound, mut portion) = (None, Portion::WHOLE);
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("side", "0")) => side = Some(Side::First),
@@ -102,146 +71,216 @@ impl FromStr for WindowUrl {
                 Some(("disorder", number)) => {
                     disorder = Some(number.parse().map_err(|_| bad("disorder is no seed"))?);
                 }
-                _ => return Err(bad("it takes side, size and disorder")),
+                Some(("part", text)) => portion = text.parse().map_err(bad)?,
+                Some(("outbound", path)) if path.starts_with('/') => outbound = Some(path.into()),
+                _ => return Err(bad("it takes side, part, outbound=/FILE, size and disorder")),
             }
         }
         let side = side.ok_or_else(|| bad("which side is this end?"))?;
-        Ok(Self { file: file.into(), side, bytes: bytes.next_multiple_of(4096), disorder })
+        let bytes = bytes.next_multiple_of(4096);
+        Ok(Self { file: file.into(), outbound, side, portion, bytes, disorder })
     }
 }
 
-/// An emulated window, plugged in at this end.
+/// What the user of a part wants of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Wants {
+    /// What it is used for.
+    pub kind: Kind,
+    /// Doorbells.
+    pub bells: usize,
+    /// Named pipes stand for doorbells where there is no device: else sleepers look by the clock.
+    pub pipes: bool,
+    /// [Latches](crate::bells) before the doorbells.
+    pub latched: bool,
+    /// Least bytes of each direction.
+    pub least_bytes: usize,
+}
+
+/// A part of a window, plugged in at this end.
 #[derive(Debug)]
 pub struct Cable {
     /// This end of it.
     pub window: Window,
-    /// One process has each end, for as long as this lives.
-    _claim: ControlListener,
+    /// What the two ends say of their parts.
+    pub directory: Directory,
+    /// A resource file of a device: nothing can be made beside it.
+    pub is_a_device: bool,
+    /// One process has each part at each end, for as long as this lives.
+    _claim: Claim,
 }
 
-fn failed(action: &'static str, path: &Path) -> impl Fn(io::Error) -> CableError {
-    let path = path.to_owned();
-    move |source| CableError::System { action, path: path.clone(), source }
+/// This end's memory of one direction and its address in the file.
+struct Halves {
+    inbound: Inbound,
+    outbound: (Inbound, Mapped),
+    /// Where this end's inbound direction begins in its file.
+    at: usize,
+    bytes: usize,
+    is_a_device: bool,
 }
 
-/// The file's memory. A file that another user may write could be cut short under this process, which
-/// would end it, so such a one is refused.
-fn map(url: &WindowUrl) -> Result<Mapping, CableError> {
-    let path = &url.file;
-    let open = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path);
-    let file = open.map_err(failed("opening the window", path))?;
-    let about = file.metadata().map_err(failed("looking at the window", path))?;
-    let own = rustix::process::geteuid().as_raw();
-    if about.is_file() && (about.mode() & 0o022 != 0 || ![0, own].contains(&about.uid())) {
-        let source =
-            io::Error::new(io::ErrorKind::PermissionDenied, "other users may cut it short");
-        return Err(failed("looking at the window", path)(source));
+fn halves(files: &Files, make: Option<usize>) -> Result<Halves, CableError> {
+    let one = files::map(&files.inbound, make.map(|each| 2 * each))?;
+    let other = files.outbound.as_deref().map(|path| files::map(path, None)).transpose()?;
+    let far = other.as_ref().map(|other| &other.mapping);
+    let bytes = bytes_each_way(&one.mapping, far.map(AsRef::as_ref));
+    let (at, far, far_at) = match far {
+        None => (files.side.index() * bytes, &one.mapping, files.side.other().index() * bytes),
+        Some(far) => (0, far, 0),
+    };
+    let far_page = Inbound::new(Arc::clone(far), far_at, bytes.min(PAGE_BYTES));
+    Ok(Halves {
+        inbound: Inbound::new(Arc::clone(&one.mapping), at, bytes),
+        outbound: (far_page, Mapped::new(Arc::clone(far), far_at, bytes)),
+        at,
+        bytes,
+        is_a_device: one.is_a_device,
+    })
+}
+
+fn enough(files: &Files, bytes: usize, least: usize) -> Result<(usize, usize), CableError> {
+    let (at, length) = files.portion.range(bytes);
+    if length == 0 || length + PAGE_BYTES < least {
+        let path = files.inbound.clone();
+        return Err(CableError::TooSmall { path, bytes: (length + PAGE_BYTES).min(bytes), least });
     }
-    let mut length = usize::try_from(about.len()).unwrap_or(usize::MAX);
-    if length == 0 {
-        length = 2 * url.bytes;
-        // Both ends may make it at the same time: they make the same.
-        file.set_len(length as u64).map_err(failed("making the window", path))?;
+    Ok((at, length))
+}
+
+/// Doorbells of a part: the device's interrupts, pipes, or none.
+fn bells(
+    files: &Files,
+    wants: Wants,
+    halves: &Halves,
+    page: &Inbound,
+) -> Result<(Arc<dyn Bells>, Option<u16>), CableError> {
+    let all = files.portion.bells();
+    if all.len() < wants.bells {
+        let (portion, has, needed) = (files.portion, all.len(), wants.bells);
+        return Err(CableError::Bells { portion, has, needed });
     }
-    if length / 2 < LEAST_BYTES || !(length / 2).is_multiple_of(4096) {
-        return Err(CableError::TooSmall { path: path.clone(), bytes: length / 2 });
+    let bits = all.start..all.start + wants.bells;
+    let mut number = None;
+    let found: Arc<dyn Bells> = if wants.pipes && !halves.is_a_device {
+        Arc::new(Pipes::open(&files.inbound, files.side, bits.clone())?)
+    } else {
+        match interrupts(files, wants, page) {
+            Some(interrupts) => {
+                number = Some(interrupts.number());
+                Arc::new(interrupts)
+            }
+            None => Arc::new(Silent),
+        }
+    };
+    if wants.latched && number.is_some() {
+        let pages = (page.clone(), halves.outbound.0.clone());
+        return Ok((Arc::new(Latched::new(found, pages.0, pages.1, bits.start)), number));
     }
-    let mapping = Mapping::shared(file.into(), length, Protection::ReadWrite)
-        .map_err(|error| failed("mapping the window", path)(error.into()))?;
-    mapping.forget_descriptor();
-    Ok(mapping)
+    Ok((found, number))
+}
+
+/// The interrupts of a shared-memory device that holds both directions; without them sleepers look by the clock.
+fn interrupts(files: &Files, wants: Wants, page: &Inbound) -> Option<Interrupts> {
+    if files.outbound.is_some() {
+        return None;
+    }
+    let file = files.inbound.display();
+    match Interrupts::open(&files.inbound, wants.bells, (page.clone(), files.portion)) {
+        Ok(Some(found)) => {
+            let (has, needed) = (found.vectors(), wants.bells);
+            if has < needed {
+                tracing::warn!(%file, has, needed, "fewer vectors than doorbells: a timer looks, too");
+            }
+            Some(found)
+        }
+        Ok(None) => None,
+        Err(error) => {
+            tracing::warn!(%error, %file, "no interrupts: a timer looks at the window instead");
+            None
+        }
+    }
 }
 
 impl Cable {
-    /// Plugs this end in. The other end need not be there.
+    /// Plugs this end of a window for sockets in. The other end need not be there.
     ///
-    /// Errors: [`CableError`]; `AddrInUse` where a process of this network namespace has this end.
+    /// Errors: [`CableError`]; `AddrInUse` where a process of this host has this end.
     pub fn plug(url: &WindowUrl) -> Result<Self, CableError> {
-        let mapping = Arc::new(map(url)?);
-        let half = mapping.length_bytes() / 2;
-        let about =
-            std::fs::metadata(&url.file).map_err(failed("looking at the window", &url.file))?;
-        let name = format!("beeline-window-{}-{}-{}", about.dev(), about.ino(), url.side.index());
-        let claim = ControlListener::bind(name.as_bytes())
-            .map_err(failed("claiming this end of the window", &url.file))?;
-        let bells = Pipes::open(url)?;
-        let inbound = Inbound::new(Arc::clone(&mapping), url.side.index() * half, half);
-        let mut wire: Arc<dyn Wire> =
-            Arc::new(Mapped::new(mapping, url.side.other().index() * half, half));
-        if let Some(seed) = url.disorder {
+        let files = Files {
+            inbound: url.file.clone(),
+            outbound: url.outbound.clone(),
+            side: url.side,
+            portion: url.portion,
+        };
+        let wants = Wants {
+            kind: Kind::Sockets,
+            bells: SOCKETS_BELLS,
+            pipes: true,
+            latched: false,
+            least_bytes: LEAST_BYTES,
+        };
+        let make = url.outbound.is_none().then_some(url.bytes);
+        Self::open(&files, wants, make, url.disorder)
+    }
+
+    /// Plugs this end of a part in. `make`: a file that is not there is made with so many bytes for each direction.
+    /// `disorder`: the seed of a [shim](crate::shim) before every write.
+    ///
+    /// Errors: [`CableError`]; `AddrInUse` where a process of this host has this end.
+    pub fn open(
+        files: &Files,
+        wants: Wants,
+        make: Option<usize>,
+        disorder: Option<u64>,
+    ) -> Result<Self, CableError> {
+        let halves = halves(files, make)?;
+        let (at, length) = enough(files, halves.bytes, wants.least_bytes)?;
+        let claim = Claim::take(&files.inbound, halves.at + at, length)?;
+        let page = halves.inbound.part(0, PAGE_BYTES);
+        let (bells, number) = bells(files, wants, &halves, &page)?;
+        let Halves { inbound, outbound: (_, wire), is_a_device, .. } = halves;
+        if let Some(better) = files::combining(files.outbound.as_ref().unwrap_or(&files.inbound)) {
+            let (file, better) = (files.inbound.display(), better.display());
+            tracing::warn!(%file, "each store crosses the bus by itself; {better} combines them");
+        }
+        let mut wire: Arc<dyn Wire> = Arc::new(wire);
+        if let Some(seed) = disorder {
             wire = Arc::new(Combining::new(wire, BUFFERS, seed));
         }
-        let window = Window { inbound, outbound: Outbound::new(wire), bells: Arc::new(bells) };
-        Ok(Self { window, _claim: claim })
+        let outbound = Outbound::new(wire);
+        let other = outbound.part(0, PAGE_BYTES);
+        let directory = Directory::new(page, other, wants.kind, files.portion, number);
+        directory.announce();
+        let window = Window {
+            inbound: inbound.part(at, length),
+            outbound: outbound.part(at, length),
+            bells,
+        };
+        Ok(Self { window, directory, is_a_device, _claim: claim })
+    }
+
+    /// What the other end writes into a part, without a claim: only reads, so that it harms nothing, whatever the
+    /// file is used for.
+    ///
+    /// Errors: [`CableError`] for a file that is no window.
+    pub fn look(files: &Files, least_bytes: usize) -> Result<Inbound, CableError> {
+        let halves = halves(files, None)?;
+        let (at, length) = enough(files, halves.bytes, least_bytes)?;
+        Ok(halves.inbound.part(at, length))
     }
 }
 
-/// A pipe for each bit and end. Both ends hold each pipe open for both, so that a ring is never
-/// lost and never a signal, whichever end is there.
-#[derive(Debug)]
-struct Pipes {
-    own: Vec<OwnedFd>,
-    other: Vec<OwnedFd>,
-}
-
-fn pipe(url: &WindowUrl, side: Side, bit: usize) -> Result<OwnedFd, CableError> {
-    let mut path = url.file.clone().into_os_string();
-    path.push(format!(".bell-{}-{bit}", side.index()));
-    let path = PathBuf::from(path);
-    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
-    let made = rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0);
-    if let Err(error) = made
-        && error != rustix::io::Errno::EXIST
-    {
-        return Err(failed("making the doorbell", &path)(error.into()));
+/// Where something of this end's may be made beside its window; `None` beside a device.
+pub(crate) fn beside(url: &WindowUrl, side: Side) -> Option<PathBuf> {
+    if files::is_of_a_device(&url.file) {
+        return None;
     }
-    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let open = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path);
-    let file: File = open.map_err(failed("opening the doorbell", &path))?;
-    let about = file.metadata().map_err(failed("looking at the doorbell", &path))?;
-    if !about.file_type().is_fifo() {
-        let source = io::Error::new(io::ErrorKind::InvalidInput, "it is no named pipe");
-        return Err(failed("looking at the doorbell", &path)(source));
-    }
-    Ok(file.into())
-}
-
-impl Pipes {
-    fn open(url: &WindowUrl) -> Result<Self, CableError> {
-        let all = |side| (0..BELLS).map(|bit| pipe(url, side, bit)).collect::<Result<Vec<_>, _>>();
-        Ok(Self { own: all(url.side)?, other: all(url.side.other())? })
-    }
-}
-
-impl Bells for Pipes {
-    fn ring(&self, bit: usize) {
-        if let Some(pipe) = self.other.get(bit) {
-            // A full pipe is readable already.
-            let _ = rustix::io::write(pipe, &[1]);
-        }
-    }
-
-    fn descriptor(&self, bit: usize) -> Option<BorrowedFd<'_>> {
-        Some(self.own.get(bit)?.as_fd())
-    }
-
-    fn clear(&self, bit: usize) {
-        let mut rings = [0; 512];
-        if let Some(pipe) = self.own.get(bit) {
-            // An end that rings without pause costs a bounded number of calls.
-            for _ in 0..8 {
-                if !rustix::io::read(pipe, &mut rings).is_ok_and(|count| count == rings.len()) {
-                    break;
-                }
-            }
-        }
-    }
+    let unit = match url.portion.first_unit() {
+        0 => String::new(),
+        unit => format!("-{unit}"),
+    };
+    Some(Path::new(&format!("{}.extents-{}{unit}", url.file.display(), side.index())).to_owned())
 }
 
 #[cfg(test)]
@@ -250,13 +289,15 @@ mod tests {
 
     #[test]
     fn a_url_names_file_end_and_size_and_a_bad_one_is_refused_by_its_fault() {
-        let url: WindowUrl = "ntb:///tmp/w?side=1&size=100000&disorder=7".parse().unwrap();
+        let url: WindowUrl = "ntb:///tmp/w?side=1&size=100000&disorder=7&part=1/2".parse().unwrap();
         assert_eq!((url.side, url.bytes, url.disorder), (Side::Second, 102_400, Some(7)));
+        assert_eq!((url.portion, url.outbound), (Portion::new(1, 2).unwrap(), None));
         for (bad, part) in [
             ("shm:///tmp/w?side=1", "ntb://"),
             ("ntb://w?side=1", "absolute"),
             ("ntb:///w", "which side"),
             ("ntb:///w?side=2", "takes side"),
+            ("ntb:///w?side=0&part=2/2", "a part is K/N"),
             ("ntb:///w?side=0&size=x", "size"),
         ] {
             let said = bad.parse::<WindowUrl>().unwrap_err().to_string();
@@ -295,5 +336,47 @@ mod tests {
         let url: WindowUrl = format!("ntb://{}?side=0", file.display()).parse().unwrap();
         let said = Cable::plug(&url).unwrap_err().to_string();
         assert!(said.contains("4096 bytes each way are no window"), "{said}");
+    }
+
+    #[test]
+    fn parts_of_one_window_are_two_users_and_one_that_overlaps_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = |side: usize, part: &str| -> WindowUrl {
+            let file = folder.path().join("window");
+            let file = file.display();
+            format!("ntb://{file}?side={side}&size=1048576&part={part}").parse().unwrap()
+        };
+        let near = ["0/2", "1/2"].map(|part| Cable::plug(&url(0, part)).unwrap());
+        let far = ["0/2", "1/2"].map(|part| Cable::plug(&url(1, part)).unwrap());
+        let taken = |refused: Result<Cable, CableError>| match refused {
+            Err(CableError::System { source, .. }) => {
+                source.kind() == std::io::ErrorKind::AddrInUse
+            }
+            _ => false,
+        };
+        assert!(taken(Cable::plug(&url(0, "0/1"))), "the whole of it");
+        for (index, [one, other]) in
+            near.iter().zip(&far).map(|(one, other)| [one, other]).enumerate()
+        {
+            assert_eq!((one.directory.refusal(), other.directory.refusal()), (None, None));
+            let length = one.window.length_bytes();
+            assert!(length > (1 << 20) / 2 - (64 << 10), "{length} bytes");
+            one.window.outbound.post_word(length - 8, 7 + index as u64);
+            one.window.outbound.post_word(0, 70 + index as u64);
+            one.window.bells.ring(3);
+        }
+        for (index, cable) in far.iter().enumerate() {
+            let word =
+                |at| cable.window.inbound.word(at).load(std::sync::atomic::Ordering::Acquire);
+            let last = cable.window.length_bytes() - 8;
+            assert_eq!((word(last), word(0)), (7 + index as u64, 70 + index as u64));
+            let bell = cable.window.bells.descriptor(3).unwrap();
+            assert_eq!(rustix::io::read(bell, &mut [0; 4]), Ok(1), "each part has its bells");
+        }
+        let [_, freed] = near;
+        drop(freed);
+        Cable::plug(&url(0, "1/2")).unwrap();
+        let said = Cable::plug(&url(0, "3/4")).unwrap_err().to_string();
+        assert!(said.contains("part 3/4 of a window has 8 doorbells, and 9 are needed"), "{said}");
     }
 }

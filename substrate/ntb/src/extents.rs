@@ -2,19 +2,21 @@
 //!
 //! On a bridge an extent is an offset and a length of the device's descriptor. In the emulation each extent is an
 //! object of its own, and the end that has it hands its descriptor over through a socket beside the window's file:
-//! `FILE.extents-0` is what side 0 listens at.
+//! `FILE.extents-0` is what side 0 listens at. A device's resource file has no such socket: no extents are given there.
 //!
 //! With an object each, a program that is given one can reach nothing else. An offset in a descriptor that several
 //! programs share protects nothing: whoever has the descriptor can map all of it.
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 
 use beeline_os::control_socket::{ControlListener, ControlSocket, Received};
 
-use crate::{CableError, Side, WindowUrl};
+use crate::cable::beside;
+use crate::files::failed;
+use crate::{CableError, WindowUrl};
 
 /// Extents that came and were not taken yet, at most.
 const MOST: usize = 1024;
@@ -22,15 +24,9 @@ const MOST: usize = 1024;
 /// One end of the way by which extents are handed over.
 #[derive(Debug)]
 pub struct Extents {
-    listener: ControlListener,
-    other: PathBuf,
+    /// `None` over a device.
+    way: Option<(ControlListener, PathBuf)>,
     came: HashMap<u64, OwnedFd>,
-}
-
-fn path(url: &WindowUrl, side: Side) -> PathBuf {
-    let mut path = url.file.clone().into_os_string();
-    path.push(format!(".extents-{}", side.index()));
-    path.into()
 }
 
 impl Extents {
@@ -38,27 +34,26 @@ impl Extents {
     ///
     /// Errors: [`CableError::System`].
     pub fn open(url: &WindowUrl) -> Result<Self, CableError> {
-        let own = path(url, url.side);
-        let listener = ControlListener::bind_path(&own, 0o600);
-        let listener = listener.map_err(|source| CableError::System {
-            action: "listening for extents at",
-            path: own,
-            source,
-        })?;
-        Ok(Self { listener, other: path(url, url.side.other()), came: HashMap::new() })
+        let paths = beside(url, url.side).zip(beside(url, url.side.other()));
+        let listen = |(own, other): (PathBuf, PathBuf)| {
+            let listener = ControlListener::bind_path(&own, 0o600);
+            Ok((listener.map_err(failed("listening for extents at", &own))?, other))
+        };
+        Ok(Self { way: paths.map(listen).transpose()?, came: HashMap::new() })
     }
 
     /// Hands an extent over to the other end, which knows it by `number`. Never blocks.
     ///
-    /// Errors: the kernel's, where the other end is not there.
+    /// Errors: the kernel's, where the other end is not there; `Unsupported` over a device.
     pub fn give(&self, number: u64, memory: BorrowedFd<'_>) -> io::Result<()> {
-        ControlSocket::connect_path(&self.other)?.send(&number.to_le_bytes(), &[memory])
+        let (_, other) = self.way.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        ControlSocket::connect_path(other)?.send(&number.to_le_bytes(), &[memory])
     }
 
     /// The extent that the other end handed over under this number: once.
     pub fn take(&mut self, number: u64) -> Option<OwnedFd> {
         let own = rustix::process::geteuid().as_raw();
-        for socket in self.listener.waiting(64) {
+        for socket in self.way.iter().flat_map(|(listener, _)| listener.waiting(64)) {
             let known = socket.peer().is_ok_and(|peer| peer.uid == own || peer.uid == 0);
             let (mut record, mut descriptors) = ([0; 8], Vec::new());
             let received = socket.receive(&mut record, &mut descriptors);
@@ -74,14 +69,10 @@ impl Extents {
     }
 }
 
-impl AsFd for Extents {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.listener.as_fd()
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd as _;
+
     use super::*;
 
     #[test]

@@ -16,20 +16,30 @@
 //! - [`window`]: both directions, parts of a window, counters of what was written.
 //! - [`shim`]: write-combining buffers that reorder what is not fenced, for tests and `?disorder=`.
 //! - [`link`]: the scratchpads, and the four steps by which two hosts find each other there.
-//! - [`cable`]: the emulation between processes of one host: a file and named pipes.
+//! - [`files`]: resource files of devices and plain files; [`directory`]: the parts of a device's window, so that
+//!   several users share it; [`cable`]: a part of a window in files, plugged in; `interrupts`: of a shared-memory device.
+//! - [`handed`]: the emulation between two processes of one host, handed over on a Unix socket.
+//! - [`bells`]: doorbells of the emulation, and latches.
 //! - [`extents`]: parts of the memory that programs of the other host may write themselves.
 //!
 //! Rules: what the other host wrote is copied, checked, then used; a word that announces bytes is
 //! posted behind a fence.
 
+pub mod bells;
 pub mod cable;
+pub mod directory;
 pub mod extents;
+pub mod files;
+pub mod handed;
+mod interrupts;
 pub mod link;
 pub mod shim;
 pub mod window;
 
-pub use cable::{Cable, CableError, WindowUrl};
+pub use cable::{Cable, Wants, WindowUrl};
+pub use directory::{Directory, Kind, Portion, Refusal};
 pub use extents::Extents;
+pub use files::{CableError, Files};
 pub use link::{Announcement, Event, Link, State};
 pub use window::{Bells, Inbound, Outbound, Window};
 

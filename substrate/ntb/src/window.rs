@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_os::Mapping;
+use beeline_os::words::copy_words;
 use beeline_os::write_back::store_fence;
 
 /// Bytes of the emulated bus's unit: parts of a window begin at a multiple.
@@ -120,7 +121,8 @@ impl Inbound {
 /// How writes reach the other host's memory.
 ///
 /// Writes of one thread may become visible in any order, or not at all, until that thread's next
-/// [`Wire::fence`]; from then on they are visible before whatever it writes later.
+/// [`Wire::fence`]; from then on they are visible before whatever it writes later. An aligned word that a
+/// post covers appears whole.
 pub trait Wire: Send + Sync + Debug {
     /// Bytes of the other host's memory.
     fn length_bytes(&self) -> usize;
@@ -160,7 +162,7 @@ impl Wire for Mapped {
         let target = self.0.at(offset, length);
         // SAFETY: the target lies in the mapped window, the caller vouches for the source, and a
         // window is no memory that is ever sent from.
-        unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
+        unsafe { copy_words(source, target.as_ptr(), length) };
     }
 
     fn post_word(&self, offset: usize, value: u64) {
@@ -322,6 +324,21 @@ pub trait Bells: Send + Sync + Debug {
 
     /// Takes rings of `bit` off its descriptor.
     fn clear(&self, bit: usize);
+
+    /// Opens the latch of `bit`, where doorbells have [latches](crate::bells): what the other host makes
+    /// visible from now on rings. Whoever opens it looks for what came before.
+    fn rearm(&self, _bit: usize) {}
+
+    /// True while the other host can make the descriptor of `bit` readable. Where it cannot, a sleeper has to look by
+    /// the clock, too.
+    fn is_rung(&self, bit: usize) -> bool {
+        self.descriptor(bit).is_some()
+    }
+
+    /// False once the other end is known to be gone for good.
+    fn is_plugged(&self) -> bool {
+        true
+    }
 }
 
 /// One end of a window, or of a part of it.

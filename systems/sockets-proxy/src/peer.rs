@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use beeline_ntb::link::random_epoch;
-use beeline_ntb::{Cable, Event, Extents, Link, Side, State};
+use beeline_ntb::link::{BEAT, random_epoch};
+use beeline_ntb::{Cable, Event, Extents, Link, Refusal, Side, State};
 use beeline_sockets::packets::page::Page;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
@@ -134,6 +134,9 @@ pub struct Remote {
     /// To its monitor.
     pub session: Option<Session>,
     dialled: Option<Instant>,
+    /// When this end last said which part of the window it has, and what was refused of the other end's.
+    told: Option<Instant>,
+    refused: Option<Refusal>,
     /// Time until the next try.
     redial: Duration,
     /// Of each partition: how many orders to stand still, or to break off what it has, it has yet to carry out.
@@ -229,6 +232,8 @@ impl Remote {
             extents,
             session: None,
             dialled: None,
+            told: None,
+            refused: None,
             redial: REDIAL[0],
             clearing,
             load,
@@ -289,11 +294,37 @@ impl Remote {
         self.peer.addresses.contains(&host)
     }
 
+    /// While the link is down: the other end has another part of the window here, and says why it stays so.
+    fn is_refused(&mut self, now: Instant) -> bool {
+        if self.told.is_none_or(|told| now.saturating_duration_since(told) >= BEAT) {
+            self.told = Some(now);
+            self.cable.directory.announce();
+        }
+        if self.is_up() {
+            return false;
+        }
+        let refusal = self.cable.directory.refusal();
+        if self.refused != refusal {
+            self.refused = refusal;
+            self.reason = match refusal {
+                Some(refusal) => {
+                    tracing::error!(peer = self.peer.name, %refusal, "the link is refused");
+                    refusal.to_string()
+                }
+                None => "the other end is not there yet".to_owned(),
+            };
+        }
+        refusal.is_some()
+    }
+
     /// Looks at the link. When it fell: what becomes of its connections.
     pub fn look(&mut self, now: Instant) -> Option<Fall> {
         self.cable.window.bells.clear(beeline_ntb::link::LINK_BELL);
         // Nothing of this end's is posted in a new life that belongs to the old one.
         if !self.is_clear() {
+            return None;
+        }
+        if self.is_refused(now) {
             return None;
         }
         let mut ring = false;

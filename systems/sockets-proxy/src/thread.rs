@@ -30,6 +30,8 @@ const LOOKS: Duration = Duration::from_micros(60);
 const TURNS: u32 = 128;
 /// Where the other end's thread does not answer: how often the ring is looked at by the clock.
 const BLIND: Duration = Duration::from_millis(1);
+/// The same in the end where the window has no doorbells and nothing comes.
+const SLOWEST_LOOK: Duration = Duration::from_millis(16);
 
 const MAILBOX: u64 = u64::MAX;
 const BELL: u64 = u64::MAX - 1;
@@ -180,6 +182,8 @@ struct Worker {
     siblings: Vec<Arc<Mailbox<Command>>>,
     limit: Option<Limit>,
     second: Option<Second>,
+    /// The window has no doorbell: how long the next sleep is at most.
+    mute: Option<Duration>,
 }
 
 /// A limit of bandwidth: so many bytes a second, and when bytes were allowed last.
@@ -249,6 +253,7 @@ pub fn start(
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         pin(cores[0]);
         let events = Vec::with_capacity(256);
+        let mute = window.bells.descriptor(bell).is_none().then_some(BLIND);
         let worker = Worker {
             partition,
             window,
@@ -264,6 +269,7 @@ pub fn start(
             limit: bytes_a_second
                 .map(|bytes_a_second| Limit { bytes_a_second, since: Instant::now() }),
             second,
+            mute,
         };
         worker.run();
     })?;
@@ -373,6 +379,7 @@ impl Worker {
             if done > 0 {
                 self.partition.wakes();
                 patience.found();
+                self.mute = self.mute.map(|_| BLIND);
                 continue;
             }
             let mut before = None;
@@ -410,7 +417,9 @@ impl Worker {
             1
         } else {
             self.partition.counters.sleeps.fetch_add(1, Ordering::Relaxed);
-            let heard = self.hear((!known).then_some(BLIND));
+            // Where nothing rings the ring is looked at by the clock, less and less often.
+            let heard = self.hear(self.mute.or((!known).then_some(BLIND)));
+            self.mute = self.mute.map(|mute| (2 * mute).min(SLOWEST_LOOK));
             if heard == 0 && !known {
                 self.partition.rests(true);
             }

@@ -11,6 +11,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("fabric-tcp", "fabric-engine", "queue pairs over its byte streams"),
     ("fabric-ntb", "fabric", "a provider implements the traits"),
     ("fabric-ntb", "fabric-engine", "queue pairs over its rings"),
+    ("fabric-ntb", "ntb", "windows, their parts, doorbells and emulations"),
     ("fabric-verbs", "fabric", "a provider implements the traits"),
     ("fabric-sim", "fabric", "a provider implements the traits"),
     ("fabric-conformance", "fabric", "the suite is written against the traits"),

@@ -1,8 +1,10 @@
 //! Interrupts of a shared-memory device between virtual machines (`ivshmem-doorbell`), through the
-//! kernel's vfio-pci: the device is bound to that driver, and its first vector raises an eventfd.
+//! kernel's vfio-pci: the device is bound to that driver, and each doorbell has a vector that raises an eventfd, as far
+//! as the device has vectors. One program of a host can have them.
 //!
 //! Registers of BAR 0: at 8 this machine's number, at 12 the doorbell: the number of a machine in
-//! the upper half, the vector to raise there in the lower.
+//! the upper half, the vector to raise there in the lower. Each end finds the other's number in the
+//! [directory](crate::directory).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,6 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
+
+use crate::directory::{Portion, number_in};
+use crate::window::{Bells, Inbound};
 
 const OWN_NUMBER_AT: u64 = 8;
 const DOORBELL_AT: u64 = 12;
@@ -22,6 +27,7 @@ const GROUP_GET_STATUS: libc::c_ulong = 0x3b67;
 const GROUP_SET_CONTAINER: libc::c_ulong = 0x3b68;
 const GROUP_GET_DEVICE: libc::c_ulong = 0x3b6a;
 const DEVICE_GET_REGION: libc::c_ulong = 0x3b6c;
+const DEVICE_GET_IRQ_INFO: libc::c_ulong = 0x3b6d;
 const DEVICE_SET_IRQS: libc::c_ulong = 0x3b6e;
 const TYPE1_IOMMU: libc::c_ulong = 1;
 const GROUP_IS_VIABLE: u32 = 1;
@@ -51,13 +57,21 @@ struct Region {
 }
 
 #[repr(C)]
+struct IrqInfo {
+    bytes: u32,
+    flags: u32,
+    index: u32,
+    count: u32,
+}
+
+#[repr(C)]
 struct Vectors {
     bytes: u32,
     flags: u32,
     index: u32,
     start: u32,
     count: u32,
-    eventfd: i32,
+    eventfds: [i32; crate::directory::BELLS],
 }
 
 /// The device, open for interrupts.
@@ -66,8 +80,12 @@ pub(crate) struct Interrupts {
     device: File,
     /// Where BAR 0 lies in `device`.
     registers: u64,
-    rung: OwnedFd,
+    /// Of the vectors from 0 on: bit 0 of the bells has the first.
+    rung: Vec<OwnedFd>,
     number: u16,
+    /// Where the other end says its number.
+    page: Inbound,
+    portion: Portion,
     // Closed last: the device belongs to the group, the group to the container.
     _group: File,
     _container: File,
@@ -104,12 +122,16 @@ fn region(device: &File, index: u32) -> io::Result<u64> {
 }
 
 impl Interrupts {
-    /// The interrupts of the device that has `resource` among its files; `None` where another
-    /// driver than vfio-pci, or none, has the device.
+    /// The interrupts of the device that has `resource` among its files, for `bells` doorbells of `portion`, whose other
+    /// end writes `page`; `None` where another driver than vfio-pci, or none, has the device.
     ///
     /// Errors: the kernel's, from a device bound to vfio-pci that cannot be had (another program
     /// has it, no right to its group).
-    pub(crate) fn open(resource: &Path) -> io::Result<Option<Self>> {
+    pub(crate) fn open(
+        resource: &Path,
+        bells: usize,
+        (page, portion): (Inbound, Portion),
+    ) -> io::Result<Option<Self>> {
         let resource = resource.canonicalize()?;
         let Some(device) = resource.parent() else { return Ok(None) };
         let driver = std::fs::read_link(device.join("driver")).unwrap_or_default();
@@ -143,22 +165,29 @@ impl Interrupts {
         device.read_exact_at(&mut command, configuration + COMMAND_AT)?;
         let command = u16::from_le_bytes(command) | BUS_MASTER;
         device.write_all_at(&command.to_le_bytes(), configuration + COMMAND_AT)?;
-        let rung = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let mut info = IrqInfo { bytes: size::<IrqInfo>(), flags: 0, index: MSIX, count: 0 };
+        call(&device, DEVICE_GET_IRQ_INFO, &raw mut info)?;
+        let count = bells.min(info.count as usize).min(crate::directory::BELLS);
+        let fresh = |_| eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC);
+        let rung = (0..count).map(fresh).collect::<Result<Vec<_>, _>>()?;
         let mut vectors = Vectors {
             bytes: size::<Vectors>(),
             flags: DATA_EVENTFD | ACTION_TRIGGER,
             index: MSIX,
             start: 0,
-            count: 1,
-            eventfd: rung.as_raw_fd(),
+            count: u32::try_from(count).unwrap_or(0),
+            eventfds: [-1; crate::directory::BELLS],
         };
+        for (place, eventfd) in vectors.eventfds.iter_mut().zip(&rung) {
+            *place = eventfd.as_raw_fd();
+        }
         call(&device, DEVICE_SET_IRQS, &raw mut vectors)?;
         let mut own = [0; 4];
         device.read_exact_at(&mut own, registers + OWN_NUMBER_AT)?;
         let number = u16::try_from(u32::from_le_bytes(own))
             .map_err(|_| other("the device has no number yet: its server is not there"))?;
         let (_group, _container) = (group, container);
-        Ok(Some(Self { device, registers, rung, number, _group, _container }))
+        Ok(Some(Self { device, registers, rung, number, page, portion, _group, _container }))
     }
 
     /// This machine's number.
@@ -166,30 +195,46 @@ impl Interrupts {
         self.number
     }
 
-    /// Interrupts machine `peer`. One system call.
-    pub(crate) fn ring(&self, peer: u16) {
-        let word = u32::from(peer) << 16;
-        if let Err(error) =
-            self.device.write_all_at(&word.to_le_bytes(), self.registers + DOORBELL_AT)
-        {
+    /// Doorbells that have a vector.
+    pub(crate) fn vectors(&self) -> usize {
+        self.rung.len()
+    }
+}
+
+impl Bells for Interrupts {
+    fn ring(&self, bit: usize) {
+        // Another end that names another machine has that one look in vain.
+        let Some(peer) = number_in(&self.page, self.portion) else { return };
+        if bit >= self.rung.len() {
+            return;
+        }
+        let word = u32::from(peer) << 16 | u32::try_from(bit).unwrap_or(0);
+        let written = self.device.write_all_at(&word.to_le_bytes(), self.registers + DOORBELL_AT);
+        if let Err(error) = written {
             tracing::debug!(%error, "the doorbell's register");
         }
     }
 
-    /// Takes interrupts off the descriptor.
-    pub(crate) fn clear(&self) {
-        let _ = rustix::io::read(&self.rung, &mut [0_u8; 8]);
+    fn descriptor(&self, bit: usize) -> Option<BorrowedFd<'_>> {
+        Some(self.rung.get(bit)?.as_fd())
     }
-}
 
-impl AsFd for Interrupts {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.rung.as_fd()
+    fn clear(&self, bit: usize) {
+        if let Some(rung) = self.rung.get(bit) {
+            let _ = rustix::io::read(rung, &mut [0_u8; 8]);
+        }
+    }
+
+    fn is_rung(&self, bit: usize) -> bool {
+        // Another end that has a number has interrupts, and can raise this one's.
+        bit < self.rung.len() && number_in(&self.page, self.portion).is_some()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -197,12 +242,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let resource = folder.path().join("resource2");
         std::fs::write(&resource, "").unwrap();
-        assert!(Interrupts::open(&resource).unwrap().is_none());
+        let memory = Arc::new(beeline_os::Mapping::anonymous(4096).unwrap());
+        let open = |resource: &Path| {
+            let page = Inbound::new(Arc::clone(&memory), 0, 4096);
+            Interrupts::open(resource, 1, (page, Portion::WHOLE))
+        };
+        assert!(open(&resource).unwrap().is_none());
         let drivers = folder.path().join("drivers/vfio-pci");
         std::fs::create_dir_all(&drivers).unwrap();
         std::os::unix::fs::symlink(&drivers, folder.path().join("driver")).unwrap();
-        assert!(Interrupts::open(&resource).is_err(), "it has no group");
+        assert!(open(&resource).is_err(), "it has no group");
         std::os::unix::fs::symlink("/nowhere/999999", folder.path().join("iommu_group")).unwrap();
-        assert!(Interrupts::open(&resource).is_err(), "its group cannot be opened");
+        assert!(open(&resource).is_err(), "its group cannot be opened");
     }
 }
