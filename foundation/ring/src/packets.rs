@@ -95,7 +95,12 @@ impl<'a> IndexQueue<'a> {
         let part = numbers.len().min(room as usize);
         let mut at = tail;
         for &number in &numbers[..part] {
-            self.entry(at).store(number, Ordering::Relaxed);
+            // Blocks that go round in their order come to the entries that they had: what stands there already is not
+            // stored again, so that the line of an entry stays in the caches of both ends.
+            let entry = self.entry(at);
+            if entry.load(Ordering::Relaxed) != number {
+                entry.store(number, Ordering::Relaxed);
+            }
             at = at.wrapping_add(1);
         }
         if part > 0 {

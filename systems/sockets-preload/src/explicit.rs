@@ -4,7 +4,6 @@
 //! calls cannot say. `include/nts.h` is the contract. A descriptor that is not of the packet lane gets `EOPNOTSUPP`.
 
 use std::ffi::{c_int, c_longlong, c_void};
-use std::sync::atomic::Ordering;
 
 use beeline_sockets::kernel::{Errno, Outcome};
 use beeline_sockets::packets::Connection;
@@ -131,7 +130,7 @@ pub unsafe extern "C" fn nts_is_packets(fd: c_int) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nts_copied(fd: c_int) -> c_longlong {
     let count = guarded(|| {
-        let copied = connection(fd)?.copied.load(Ordering::Relaxed);
+        let copied = connection(fd)?.copied();
         Ok(usize::try_from(copied).unwrap_or(usize::MAX))
     });
     c_longlong::try_from(count).unwrap_or(c_longlong::MAX)

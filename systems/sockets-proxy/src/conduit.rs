@@ -17,6 +17,10 @@ use crate::ring::{RingReceiver, RingSender};
 /// Calls that empty a placeholder's queue, at most: several times what it holds.
 const EMPTYING_CALLS: usize = 64;
 
+/// Where no packet's stands yet.
+const NO_HEADER: Header =
+    Header { source: 0, destination: 0, length: 0, sync: false, kind: PacketKind::Data };
+
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -251,22 +255,25 @@ impl Connection {
         let most = BATCH.min(room).min(self.allowance.room() as usize);
         let mut numbers = [0; BATCH];
         let found = packets.look_from(self.allowance.sent(), &mut numbers[..most])?;
+        if found == 0 {
+            return Ok((0, 0));
+        }
         // All of them before the first is staged: of a batch that is given up nothing is in the ring, whose room the
         // next connection counts on.
-        let mut headers = [None; BATCH];
+        let mut headers = [NO_HEADER; BATCH];
         for (place, &number) in headers.iter_mut().zip(&numbers[..found]) {
             let word = channel.header(Direction::ToProxy, number).load(Ordering::Relaxed);
             match Header::decode(word, channel.shape().block_bytes) {
                 Ok(Some(header))
                     if matches!(header.kind, PacketKind::Data | PacketKind::Extent) =>
                 {
-                    *place = Some(header);
+                    *place = header;
                 }
                 _ => return Err(Corrupt),
             }
         }
         let mut bytes = 0;
-        for (header, &number) in headers.into_iter().flatten().zip(&numbers) {
+        for (&header, &number) in headers[..found].iter().zip(&numbers) {
             let Key { own: source, peer: destination } = self.key;
             let header = Header { source, destination, sync: false, ..header };
             let payload = channel.payload(Direction::ToProxy, number);

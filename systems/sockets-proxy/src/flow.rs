@@ -227,6 +227,12 @@ impl Schedule {
         self.current
     }
 
+    /// As a round in vain for this priority and each lower one.
+    pub fn begin_anew(&mut self) {
+        self.spent[usize::from(self.current)..].fill(0);
+        self.current = 0;
+    }
+
     /// The round moved so many packets. False when every priority was tried in vain since the last
     /// that moved anything.
     pub fn served(&mut self, packets: usize) -> bool {

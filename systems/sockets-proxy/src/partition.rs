@@ -55,7 +55,7 @@ pub struct Key {
 pub struct Counters {
     /// Connections now.
     pub connections: AtomicU64,
-    /// Packets to the other host.
+    /// Packets with data to the other host.
     pub sent_packets: AtomicU64,
     /// Bytes of these, without headers.
     pub sent_bytes: AtomicU64,
@@ -83,12 +83,26 @@ pub struct Counters {
     pub moves: AtomicU64,
     /// Rounds of sending that the limit of bandwidth ended.
     pub limited: AtomicU64,
+}
+
+impl Counters {
     /// Bytes copied between programs' blocks and the window, both ways.
-    pub copied_bytes: AtomicU64,
+    #[must_use]
+    pub fn copied_bytes(&self) -> u64 {
+        let sent = self.sent_bytes.load(Ordering::Relaxed);
+        sent.wrapping_add(self.received_bytes.load(Ordering::Relaxed))
+    }
 }
 
 pub(crate) fn add(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Ordering::Relaxed);
+}
+
+/// As [`add`], for a counter that one thread at a time writes. An atomic addition would wait until the caches of
+/// other processors have given up every line that was stored to before: as long as a message takes.
+pub(crate) fn tally(counter: &AtomicU64, count: usize) {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(count as u64);
+    counter.store(sum, Ordering::Relaxed);
 }
 
 /// Why a partition cannot go on.
@@ -123,6 +137,8 @@ pub struct Partition {
     schedule: Schedule,
     /// Connections of each priority.
     present: [usize; PRIORITIES],
+    /// No connection has a lower priority than this one.
+    lowest: u8,
     /// Where the next round begins, for each priority.
     turns: [usize; PRIORITIES],
     last: Option<(Key, usize)>,
@@ -213,6 +229,7 @@ impl Partition {
             free: Vec::new(),
             schedule,
             present: [0; PRIORITIES],
+            lowest: 0,
             turns: [0; PRIORITIES],
             last: None,
             orphans: Vec::new(),
@@ -352,9 +369,15 @@ impl Partition {
         Some(place)
     }
 
+    fn find_lowest(&mut self) {
+        let lowest = self.present.iter().rposition(|&count| count > 0).unwrap_or(0);
+        self.lowest = u8::try_from(lowest).unwrap_or(u8::MAX);
+    }
+
     fn settle(&mut self, mut connection: Connection) -> usize {
         let (key, incoming) = (connection.key, connection.incoming.take());
         self.present[usize::from(connection.priority)] += 1;
+        self.find_lowest();
         let place = self.free.pop().unwrap_or(self.connections.len());
         if place == self.connections.len() {
             self.connections.push(None);
@@ -463,6 +486,7 @@ impl Partition {
     fn forget(&mut self, place: usize, connection: &Connection) -> Option<Incoming> {
         self.places.remove(&connection.key);
         self.present[usize::from(connection.priority)] -= 1;
+        self.find_lowest();
         self.last = None;
         self.free.push(place);
         self.counters.connections.store(self.places.len() as u64, Ordering::Relaxed);
@@ -492,7 +516,9 @@ impl Partition {
             return Ok(0);
         }
         // The caller has handed over what departed in the last turn.
-        self.due.append(&mut self.answers);
+        if !self.answers.is_empty() {
+            self.due.append(&mut self.answers);
+        }
         let received = self.receive()? + self.receive_credits()?;
         let sent = self.settle_moves()? + self.send()?;
         let ended = self.settle_ends()?;
@@ -504,7 +530,7 @@ impl Partition {
         }
         let done = received + sent + ended + credits;
         if done > 0 {
-            add(&self.counters.turns, 1);
+            tally(&self.counters.turns, 1);
         }
         Ok(done)
     }
@@ -528,10 +554,12 @@ impl Partition {
                 break;
             }
         }
-        let (broken, fault) = {
-            let mut half = self.half.get();
-            (std::mem::take(&mut half.broken), half.fault.take())
-        };
+        let mut half = self.half.get();
+        if half.broken.is_empty() && half.fault.is_none() {
+            return Ok(count);
+        }
+        let (broken, fault) = (std::mem::take(&mut half.broken), half.fault.take());
+        drop(half);
         broken.into_iter().for_each(|place| self.break_off(place, true));
         fault.map_or(Ok(count), Err)
     }
@@ -586,8 +614,10 @@ impl Partition {
     }
 
     fn pass(&mut self, header: Header) {
-        self.half.get().data_in.pass(header);
-        add(&self.counters.received_packets, 1);
+        let mut half = self.half.get();
+        half.data_in.pass(header);
+        // With the half in hand: its other thread counts there, too.
+        tally(&self.counters.received_packets, 1);
     }
 
     fn receive_credits(&mut self) -> Result<usize, Fault> {
@@ -625,6 +655,11 @@ impl Partition {
         let mut total = 0;
         loop {
             let priority = self.schedule.priority();
+            if priority > self.lowest {
+                // Those below are tried in vain.
+                self.schedule.begin_anew();
+                return Ok(total);
+            }
             let any = self.present[usize::from(priority)] > 0;
             let count = if any { self.send_round(priority)? } else { 0 };
             total += count;
@@ -639,6 +674,7 @@ impl Partition {
     fn send_round(&mut self, priority: u8) -> Result<usize, Fault> {
         let length = self.connections.len();
         let mut room = self.data_out.room()?;
+        let behind = |place: usize| if place < length { place } else { place - length };
         if let Some(allowed) = self.allowed {
             let bytes = usize::try_from(allowed).unwrap_or(0);
             let packets = bytes.div_ceil(self.geometry.slot_bytes);
@@ -646,15 +682,16 @@ impl Partition {
             room = room.min(packets);
         }
         let begin = self.turns[usize::from(priority)];
+        assert!(begin < length.max(1), "a round begins at a connection");
         let mut broken = Vec::new();
         let mut bytes = 0;
         for step in 0..length {
             if room == 0 {
                 // The next round begins where this one had to stop.
-                self.turns[usize::from(priority)] = (begin + step) % length;
+                self.turns[usize::from(priority)] = behind(begin + step);
                 break;
             }
-            let place = (begin + step) % length;
+            let place = behind(begin + step);
             let Some(connection) = self.connections[place].as_mut() else { continue };
             if connection.priority != priority
                 || !connection.open
@@ -672,18 +709,19 @@ impl Partition {
             }
         }
         if room > 0 && length > 0 {
-            self.turns[usize::from(priority)] = (begin + 1) % length;
+            self.turns[usize::from(priority)] = behind(begin + 1);
         }
         let count = self.data_out.publish();
         if count > 0 {
-            add(&self.counters.sent_packets, count);
-            add(&self.counters.sent_bytes, bytes);
-            add(&self.counters.copied_bytes, bytes);
+            tally(&self.counters.sent_packets, count);
+            tally(&self.counters.sent_bytes, bytes);
             let gone = i64::try_from(bytes).unwrap_or(i64::MAX);
             self.allowed = self.allowed.map(|allowed| allowed.saturating_sub(gone));
             self.counters.sync_requests.store(self.data_out.sync_requests, Ordering::Relaxed);
         }
-        broken.into_iter().for_each(|place| self.break_off(place, true));
+        if !broken.is_empty() {
+            broken.into_iter().for_each(|place| self.break_off(place, true));
+        }
         Ok(count)
     }
 
@@ -731,6 +769,9 @@ impl Partition {
         let Held::Own(half) = &mut self.half else { return Ok(0) };
         let (count, made_room) = half.tell()?;
         self.made_room |= made_room;
+        if half.broken.is_empty() {
+            return Ok(count);
+        }
         let broken = std::mem::take(&mut half.broken);
         let total = count + broken.len();
         broken.into_iter().for_each(|place| self.break_off(place, true));

@@ -98,15 +98,18 @@ impl RingSender {
     }
 
     /// Publishes what was staged, and sends it on its way. How many packets.
+    #[inline]
     pub fn publish(&mut self) -> usize {
+        if self.staged.is_empty() { 0 } else { self.publish_all() }
+    }
+
+    fn publish_all(&mut self) -> usize {
         let count = self.staged.len();
-        if count > 0 {
-            self.ring.fence();
-            for (at, word) in self.staged.drain(..) {
-                self.ring.post_word(at, word);
-            }
-            self.ring.fence();
+        self.ring.fence();
+        for (at, word) in self.staged.drain(..) {
+            self.ring.post_word(at, word);
         }
+        self.ring.fence();
         count
     }
 }
@@ -142,9 +145,13 @@ impl RingReceiver {
     /// The packet at the head, if there is one.
     ///
     /// Errors: [`RingFault::Header`].
+    #[inline]
     pub fn head(&self) -> Result<Option<Header>, RingFault> {
         // Acquire: the payload was posted behind a fence before the header.
         let word = self.ring.word(self.at()).load(Ordering::Acquire);
+        if word == 0 {
+            return Ok(None);
+        }
         Ok(Header::decode(word, self.slot_bytes)?)
     }
 

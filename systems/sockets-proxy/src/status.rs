@@ -54,7 +54,7 @@ impl Monitor {
                     ("bytes sent", count(|all| &all.sent_bytes)),
                     ("packets received", count(|all| &all.received_packets)),
                     ("bytes received", count(|all| &all.received_bytes)),
-                    ("bytes copied", count(|all| &all.copied_bytes)),
+                    ("bytes copied", partition.counters.copied_bytes()),
                     ("drops", count(|all| &all.drops)),
                     ("packets of unknown connections", count(|all| &all.strays)),
                     ("sync requests", count(|all| &all.sync_requests)),

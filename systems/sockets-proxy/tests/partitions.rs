@@ -397,12 +397,12 @@ fn blocks_in_the_programs_hands_are_part_of_the_stream_and_copy_nothing() {
     room.send(from, 8).unwrap();
     world.settle();
     assert_eq!(server.receive(8), Ok(b"copied, ".to_vec()));
-    let before = server.connection.copied.load(Ordering::Relaxed);
+    let before = server.connection.copied();
     let arrived = server.connection.arrived(to).unwrap().unwrap();
     assert_eq!(arrived.bytes(), b"in place");
     arrived.release(to).unwrap();
-    assert_eq!(server.connection.copied.load(Ordering::Relaxed), before);
-    assert_eq!(client.connection.copied.load(Ordering::Relaxed), 8);
+    assert_eq!(server.connection.copied(), before);
+    assert_eq!(client.connection.copied(), 8);
     assert!(server.connection.arrived(to).unwrap().is_none());
     let over = client.connection.room(from).unwrap().unwrap().send(from, SLOT);
     assert_eq!(over, Err(Errno(libc::EMSGSIZE)));

@@ -17,7 +17,7 @@ use beeline_ntb::Window;
 use beeline_sockets::packets::channel::Direction;
 use beeline_sockets::packets::header::{Header, PacketKind};
 
-use super::{Counters, Fault, Key, RECEIVE_BATCH, add};
+use super::{Counters, Fault, Key, RECEIVE_BATCH, add, tally};
 use crate::conduit::{Incoming, Refused};
 use crate::flow::Violation;
 use crate::geometry::{CONTROL_SLOT_BYTES, at};
@@ -103,7 +103,7 @@ impl Half {
     /// Data at the head of the ring, up to a packet that is something else: how many packets, and whether such a one
     /// is there.
     pub(super) fn receive(&mut self) -> Result<(usize, bool), Fault> {
-        let (mut count, mut special) = (0, false);
+        let (mut count, mut special, mut bytes) = (0, false, 0);
         while count < RECEIVE_BATCH {
             let Some(header) = self.data_in.head()? else { break };
             let key = Key { own: header.destination, peer: header.source };
@@ -122,10 +122,7 @@ impl Half {
             }
             match incoming.accept(&self.data_in, header) {
                 Ok(()) if header.kind == PacketKind::Extent => {}
-                Ok(()) => {
-                    add(&self.counters.received_bytes, header.payload_bytes());
-                    add(&self.counters.copied_bytes, header.payload_bytes());
-                }
+                Ok(()) => bytes += header.payload_bytes(),
                 Err(Refused::NoCredit) => {
                     add(&self.counters.drops, 1);
                     return Err(Fault::Flow { key, violation: Violation });
@@ -135,15 +132,17 @@ impl Half {
             self.data_in.pass(header);
             count += 1;
         }
-        if count > 0 {
-            add(&self.counters.received_packets, count);
-        }
         while let Some(place) = self.touched.pop() {
             if let Some(incoming) = self.connections[place].as_mut()
                 && incoming.publish(&self.counters).is_err()
             {
                 self.broken.push(place);
             }
+        }
+        // Behind what the programs wait for.
+        if count > 0 {
+            tally(&self.counters.received_packets, count);
+            tally(&self.counters.received_bytes, bytes);
         }
         Ok((count, special))
     }
@@ -183,7 +182,7 @@ impl Half {
         }
         let count = self.control_out.publish();
         if count > 0 {
-            add(&self.counters.credits, count);
+            tally(&self.counters.credits, count);
         }
         Ok((count, made_room))
     }

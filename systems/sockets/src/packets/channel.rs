@@ -162,6 +162,8 @@ pub struct ProxyWords {
 }
 
 /// Mapped memory of a connection.
+///
+/// Invariant: the mapping has [`Shape::length_bytes`] of the shape, which is valid: established when it is made or taken.
 #[derive(Debug)]
 pub struct Channel {
     mapping: Mapping,
@@ -226,10 +228,12 @@ impl Channel {
 
     /// How it is divided.
     #[must_use]
+    #[inline]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
+    #[inline]
     fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
         assert!(offset + length <= self.mapping.length_bytes(), "an access stays in the channel");
         // SAFETY: just checked.
@@ -249,6 +253,7 @@ impl Channel {
     }
 
     /// The words at `offset`: structures of atomics, whose every bit pattern is valid.
+    #[inline]
     fn words<T>(&self, offset: usize) -> &T {
         let place = self.at(offset, size_of::<T>());
         assert!(offset.is_multiple_of(align_of::<T>()), "words are aligned");
@@ -259,24 +264,28 @@ impl Channel {
 
     /// The program's words.
     #[must_use]
+    #[inline]
     pub fn program(&self) -> &ProgramWords {
         self.words(PROGRAM_AT)
     }
 
     /// The program's, for sending.
     #[must_use]
+    #[inline]
     pub fn sending(&self) -> &SendingWords {
         self.words(SENDING_AT)
     }
 
     /// The program's, for receiving.
     #[must_use]
+    #[inline]
     pub fn receiving(&self) -> &ReceivingWords {
         self.words(RECEIVING_AT)
     }
 
     /// The proxy's words.
     #[must_use]
+    #[inline]
     pub fn proxy(&self) -> &ProxyWords {
         self.words(PROXY_AT)
     }
@@ -297,13 +306,37 @@ impl Channel {
         Some([own?, peer?])
     }
 
+    /// A word of four bytes in the part that every shape has, or in the entries.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is a multiple of 4, and below where the blocks of this shape begin.
+    #[inline]
+    unsafe fn queue_word(&self, offset: usize) -> NonNull<u8> {
+        // SAFETY: the caller's contract, and the invariant: the mapping goes on behind the queues' words.
+        unsafe { self.mapping.base().add(offset) }
+    }
+
+    /// Several times for each packet: the invariant stands for the checks that `at` makes.
+    #[inline]
     fn queue(&self, index: usize) -> IndexQueue<'_> {
+        const { assert!(POSITIONS_AT + 4 * 128 <= ENTRIES_AT, "positions end before the entries") };
+        assert!(index < 4, "a queue of the channel");
         let positions = POSITIONS_AT + index * 128;
-        let entries = self.at(ENTRIES_AT + index * 4 * self.shape.blocks, 4 * self.shape.blocks);
+        // SAFETY: a multiple of 64 and, as just asserted, before the entries.
+        let tail = unsafe { self.queue_word(positions) };
+        // SAFETY: as above.
+        let head = unsafe { self.queue_word(positions + 64) };
+        // SAFETY: four arrays of `blocks` words lie before `blocks_at`.
+        let entries = unsafe { self.queue_word(ENTRIES_AT + index * 4 * self.shape.blocks) };
+        // SAFETY: aligned to 64, mapped while `self` lives; atomics only.
+        let tail = unsafe { AtomicU32::from_ptr(tail.as_ptr().cast()) };
+        // SAFETY: as above.
+        let head = unsafe { AtomicU32::from_ptr(head.as_ptr().cast()) };
         // SAFETY: `blocks` atomics within the mapping, aligned to 4, mapped while `self` lives.
         let entries =
             unsafe { std::slice::from_raw_parts(entries.cast().as_ptr(), self.shape.blocks) };
-        IndexQueue::new(self.half_word(positions), self.half_word(positions + 64), entries)
+        IndexQueue::new(tail, head, entries)
     }
 
     /// Queues of one direction.
@@ -320,6 +353,7 @@ impl Channel {
 
     /// The block with this number, which the queues have checked: as many bytes as a block has.
     #[must_use]
+    #[inline]
     pub fn block(&self, direction: Direction, number: u32) -> NonNull<u8> {
         let number = number as usize;
         assert!(number < self.shape.blocks, "a block of the direction");
@@ -328,11 +362,13 @@ impl Channel {
             Direction::ToProgram => self.shape.blocks,
         };
         let offset = self.shape.blocks_at() + (first + number) * self.shape.block_bytes;
-        self.at(offset, self.shape.block_bytes)
+        // SAFETY: twice `blocks` blocks end with the mapping (the invariant).
+        unsafe { self.mapping.base().add(offset) }
     }
 
     /// The header of a block.
     #[must_use]
+    #[inline]
     pub fn header(&self, direction: Direction, number: u32) -> &AtomicU64 {
         let word = self.block(direction, number);
         // SAFETY: a block is aligned to 64 and longer than a word; atomics only.
@@ -341,6 +377,7 @@ impl Channel {
 
     /// Where a block's payload begins.
     #[must_use]
+    #[inline]
     pub fn payload(&self, direction: Direction, number: u32) -> NonNull<u8> {
         let block = self.block(direction, number);
         // SAFETY: a block is longer than its header.

@@ -20,7 +20,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use beeline_ring::packets::Corrupt;
@@ -76,8 +76,8 @@ pub struct Connection {
     blocking: AtomicU8,
     /// Memory of either host in programs' hands.
     pub(super) extents: super::extents::Extents,
-    /// Bytes that this process copied between its buffers and the blocks.
-    pub copied: std::sync::atomic::AtomicU64,
+    /// Bytes that this process copied into its buffers from the blocks, and out of them: each written with its half held.
+    copied: [AtomicU64; 2],
 }
 
 /// What a look at the queue found.
@@ -123,6 +123,12 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// Adds to a counter that one thread at a time writes: an atomic addition would wait for every store before it.
+fn tally(counter: &AtomicU64, count: usize) {
+    let sum = counter.load(Ordering::Relaxed).wrapping_add(count as u64);
+    counter.store(sum, Ordering::Relaxed);
+}
+
 impl Connection {
     /// The connection with this memory and its host's page.
     #[must_use]
@@ -141,8 +147,14 @@ impl Connection {
             is_shared: AtomicBool::new(false),
             blocking: AtomicU8::new(0),
             extents: super::extents::Extents::default(),
-            copied: std::sync::atomic::AtomicU64::new(0),
+            copied: [const { AtomicU64::new(0) }; 2],
         }
+    }
+
+    /// Bytes that this process copied between its buffers and the blocks.
+    #[must_use]
+    pub fn copied(&self) -> u64 {
+        self.copied.iter().map(|count| count.load(Ordering::Relaxed)).sum()
     }
 
     /// Whether calls on it block: remembered while one process has it.
@@ -390,7 +402,7 @@ impl Connection {
             }
         }
         if count > 0 {
-            self.copied.fetch_add(count as u64, Ordering::Relaxed);
+            tally(&self.copied[0], count);
             return Ok(Step::Bytes(count));
         }
         let reset = channel.proxy().reset.load(Ordering::Acquire) != 0;
@@ -586,7 +598,7 @@ impl Connection {
             }
             packets.publish(&numbers[..taken])?;
         }
-        self.copied.fetch_add((total - skip) as u64, Ordering::Relaxed);
+        tally(&self.copied[1], total - skip);
         Ok(total - skip)
     }
 
