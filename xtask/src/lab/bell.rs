@@ -2,7 +2,7 @@
 //! share and a way to interrupt the others.
 //!
 //! Messages are 8-byte little-endian integers, some with a descriptor: the protocol's version (0),
-//! the guest's number, -1 with the memory, each other guest's number with its eventfd, and last its
+//! the guest's number, -1 with the memory, each other guest's number with each of its eventfds, and last its
 //! own number with its own. Who was there before is told of the new one; a number alone says that
 //! its guest is gone.
 
@@ -16,6 +16,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
+/// Interrupts of each guest: for nine doorbells of sockets' connections through the window.
+pub const VECTORS: usize = 9;
+
 /// A window's server. Its thread ends with the program; each guest keeps what it was given.
 #[derive(Debug)]
 pub struct Server {
@@ -26,7 +29,7 @@ pub struct Server {
 struct Peer {
     number: i64,
     stream: UnixStream,
-    bell: OwnedFd,
+    bells: Vec<OwnedFd>,
 }
 
 fn tell(stream: &UnixStream, word: i64, descriptor: Option<BorrowedFd<'_>>) -> std::io::Result<()> {
@@ -39,6 +42,11 @@ fn tell(stream: &UnixStream, word: i64, descriptor: Option<BorrowedFd<'_>>) -> s
     let bytes = word.to_le_bytes();
     sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
+}
+
+/// Gives a guest another one's interrupts, or its own: one message for each.
+fn introduce(stream: &UnixStream, peer: &Peer) -> std::io::Result<()> {
+    peer.bells.iter().try_for_each(|bell| tell(stream, peer.number, Some(bell.as_fd())))
 }
 
 fn is_gone(stream: &UnixStream) -> bool {
@@ -54,15 +62,15 @@ fn admit(peers: &mut Vec<Peer>, peer: Peer, memory: &OwnedFd) -> std::io::Result
         for left in &gone {
             let _ = tell(&old.stream, left.number, None);
         }
-        let _ = tell(&old.stream, peer.number, Some(peer.bell.as_fd()));
+        let _ = introduce(&old.stream, &peer);
     }
     tell(&peer.stream, 0, None)?;
     tell(&peer.stream, peer.number, None)?;
     tell(&peer.stream, -1, Some(memory.as_fd()))?;
     for old in peers.iter() {
-        tell(&peer.stream, old.number, Some(old.bell.as_fd()))?;
+        introduce(&peer.stream, old)?;
     }
-    tell(&peer.stream, peer.number, Some(peer.bell.as_fd()))?;
+    introduce(&peer.stream, &peer)?;
     peer.stream.set_nonblocking(true)?;
     peers.push(peer);
     Ok(())
@@ -78,9 +86,10 @@ impl Server {
         std::thread::spawn(move || {
             let mut peers = Vec::new();
             for (number, stream) in (0..).zip(listener.incoming().map_while(Result::ok)) {
-                let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC) else { return };
+                let bells = (0..VECTORS).map(|_| eventfd(0, EventfdFlags::CLOEXEC));
+                let Ok(bells) = bells.collect() else { return };
                 // One that hangs up meanwhile is not admitted.
-                let _ = admit(&mut peers, Peer { number, stream, bell }, &memory);
+                let _ = admit(&mut peers, Peer { number, stream, bells }, &memory);
             }
         });
         Ok(Self { socket })

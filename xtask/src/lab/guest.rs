@@ -532,7 +532,7 @@ fn machine(folder: &Path, kernel: &Kernel, options: &Options) -> Result<Child, L
     }
     if let Some(socket) = &options.bell {
         option("chardev", format!("socket,id=bell,path={}", path(socket)));
-        option("device", "ivshmem-doorbell,chardev=bell,vectors=1".to_owned());
+        option("device", format!("ivshmem-doorbell,chardev=bell,vectors={}", super::bell::VECTORS));
     }
     if let Some(disk) = &options.disk {
         make_file(disk)?;

@@ -1,6 +1,7 @@
 //! `lab run`: the suites.
 
 pub(super) mod migrate;
+mod packets;
 mod peers;
 mod perftest;
 mod pmem;
@@ -44,6 +45,8 @@ pub enum Suite {
     Peers,
     /// Two guests with a memory window between them.
     Window,
+    /// Two guests: unmodified programs whose connections run through the window.
+    Packets,
     /// Two guests: unmodified programs whose connections run over soft-RoCE.
     Sockets,
     /// Two guests: a running program and its connections move from one to the other.
@@ -60,6 +63,7 @@ impl Suite {
         Self::Power,
         Self::Peers,
         Self::Window,
+        Self::Packets,
         Self::Sockets,
         Self::Migrate,
     ];
@@ -77,6 +81,7 @@ impl Suite {
             Self::Perftest => &["beeline-fabric-verbs"],
             Self::Power => &["beeline-verify-crash"],
             Self::Sockets | Self::Migrate => &["beeline-sockets"],
+            Self::Packets => &["beeline-ntb"],
             Self::Peers => &["beeline-verify-lab", "beeline-fabric-verbs"],
             Self::Window => &["beeline-verify-lab", "beeline-fabric-ntb"],
         }
@@ -110,6 +115,7 @@ fn whole(report: &mut Report, suites: &[Suite]) {
             Suite::Power => power::run(report, &binaries),
             Suite::Peers => peers::run(report, &binaries),
             Suite::Window => window::run(report, &binaries),
+            Suite::Packets => packets::run(report),
             Suite::Sockets => sockets::run(report, &binaries),
             Suite::Migrate => migrate::run(report, &binaries),
             Suite::Perftest => perftest::run(report),

@@ -54,14 +54,14 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     }
 }
 
-type Made = Result<Options, LabError>;
+pub(super) type Made = Result<Options, LabError>;
 
-fn plain(folder: &Path) -> Made {
+pub(super) fn plain(folder: &Path) -> Made {
     let window = Memory { path: folder.join("window"), mebibytes: MEBIBYTES };
     Ok(Options { window: Some(window), ..Options::plain() })
 }
 
-fn with_interrupts(folder: &Path) -> Made {
+pub(super) fn with_interrupts(folder: &Path) -> Made {
     let server = Server::start(folder, MEBIBYTES);
     let server = server.map_err(LabError::host("serving a window"))?;
     Ok(Options { bell: Some(server.socket().to_owned()), ..Options::plain() })
