@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use beeline_verify_clients::preload::Monitor;
+use beeline_verify_clients::windows::Hosts;
 use beeline_verify_clients::{bounded, deep, note, root, said, skip};
 
 /// A Python that has its test package, or `None` after saying that `test` is skipped.
@@ -58,15 +59,26 @@ fn differing(with: &Outcomes, without: &Outcomes) -> Vec<String> {
     names
 }
 
-/// Runs `names` both ways, at once; what differs gets a second chance, alone.
+/// Runs `names` both ways, as [`same_outcomes_at`] does.
 fn same_outcomes(test: &str, names: &[&str], seconds: u64) {
     let Some(python) = python(test) else { return };
     let script = root().join("verify/clients/python/suite.py").to_string_lossy().into_owned();
     let limit = seconds.to_string();
     let python = python.to_string_lossy().into_owned();
-    let monitor = Monitor::start();
+    same_outcomes_at(&Monitor::start(), &python, &script, &limit, names, seconds);
+}
+
+/// Runs `names` both ways, at once, at the host of this monitor; what differs gets a second chance, alone.
+fn same_outcomes_at(
+    monitor: &Monitor,
+    python: &str,
+    script: &str,
+    limit: &str,
+    names: &[&str],
+    seconds: u64,
+) {
     let both = |names: &[&str]| {
-        let mut words = vec![python.as_str(), &script, &limit];
+        let mut words = vec![python, script, limit];
         words.extend(names);
         let (with, without) = (monitor.command(true, &words), monitor.command(false, &words));
         let without = std::thread::spawn(move || run(without, seconds));
@@ -179,4 +191,28 @@ fn tls_behaves_as_without_the_library() {
     let all = ["test.test_ssl"];
     let names: &[&str] = if deep() { &all } else { &some };
     same_outcomes("tls_behaves_as_without_the_library", names, 300);
+}
+
+/// Every test of Python's makes both ends in one process, so that none crosses a window: here they have a proxy of the
+/// packet lane beside them, which is asked of each connection.
+#[test]
+fn sockets_behave_beside_a_proxy_as_without_the_library() {
+    let test = "sockets_behave_beside_a_proxy_as_without_the_library";
+    if !deep() {
+        return skip(test, "a long one: `cargo xtask deep` runs it");
+    }
+    let Some(python) = python(test) else { return };
+    let script = root().join("verify/clients/python/suite.py").to_string_lossy().into_owned();
+    let python = python.to_string_lossy().into_owned();
+    let hosts = Hosts::both_up();
+    let names = [
+        "test.test_socket",
+        "test.test_selectors",
+        "test.test_asyncio.test_streams",
+        "test.test_asyncio.test_sock_lowlevel",
+    ];
+    same_outcomes_at(&hosts.monitors[0], &python, &script, "600", &names, 600);
+    for side in 0..2 {
+        assert_eq!((hosts.sum(side, "drops"), hosts.connections(side)), (0, 0));
+    }
 }
