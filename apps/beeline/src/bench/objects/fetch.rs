@@ -148,37 +148,56 @@ fn over(bench: &Bench<'_>, provider: &str, report: &mut Report) -> anyhow::Resul
         _ => None,
     };
     for size in &bench.sizes {
-        let id = serving.put(*size)?;
-        size_over(bench, provider, (*size, id), &nodes, serving.address, &mut mooncake, report)?;
-        serving.client.delete(id)?;
+        // Two in turn: of one alone each fetch would wait for what the fetching node does after the last.
+        let ids = (0..2).map(|_| serving.put(*size)).collect::<anyhow::Result<_>>()?;
+        let objects = Objects { size: *size, ids, from: serving.address };
+        size_over(bench, provider, &objects, &nodes, &mut mooncake, report)?;
+        objects.ids.iter().try_for_each(|id| serving.client.delete(*id))?;
     }
     // The fetching nodes end before the serving one.
     drop(nodes);
     Ok(())
 }
 
+/// Objects of one size, and the node that has them.
+struct Objects {
+    size: u64,
+    ids: Vec<ObjectId>,
+    from: SocketAddr,
+}
+
+impl Objects {
+    /// Has `node` fetch the next object, and forget it again.
+    fn fetch(&self, node: &Node, next: &mut usize) -> anyhow::Result<Duration> {
+        *next += 1;
+        node.fetch(self.ids[*next % self.ids.len()], self.from)
+    }
+}
+
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 2^52")]
 fn size_over(
     bench: &Bench<'_>,
     provider: &str,
-    (size, id): (u64, ObjectId),
+    objects: &Objects,
     nodes: &[Node],
-    from: SocketAddr,
     mooncake: &mut Option<Scripted>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
+    let size = objects.size;
     // Connections, registrations and first pages; and what the mixed protocol learns from.
     for (node, (name, _)) in nodes.iter().zip(PROTOCOLS) {
         let learns = if size < LARGE { 40 } else { 8 };
         let rounds = if name == "mixed" { bench.options.size(learns, 2) } else { 2 };
-        (0..rounds).try_for_each(|_| node.fetch(id, from).map(drop))?;
+        let mut next = 0;
+        (0..rounds).try_for_each(|_| objects.fetch(node, &mut next).map(drop))?;
     }
     let mut reads = Reads::open(provider, size)?;
     let mut contenders: Vec<_> = nodes
         .iter()
         .zip(PROTOCOLS)
         .map(|(node, (name, _))| {
-            let turn = move || rate(bench.turn, || Ok((1, node.fetch(id, from)?)));
+            let mut next = 0;
+            let turn = move || rate(bench.turn, || Ok((1, objects.fetch(node, &mut next)?)));
             Contender::new(name, turn)
         })
         .collect();
