@@ -436,6 +436,28 @@ def test_asyncio_waits_without_blocking_the_loop(store):
     assert set(found) == expected
 
 
+def test_asyncio_does_not_wait_for_the_disk_on_the_loop(store, monkeypatch):
+    # More than the node's memory holds: the first of them go to disk.
+    refs = [store.put(np.full(48 << 20, number, np.uint8)) for number in range(6)]
+    spilled = [row["ref"] for row in store.list() if row["spilled"] and row["ref"] in refs]
+    assert spilled
+    threads = []
+
+    def get(ref, *arguments, **options):
+        threads.append(threading.get_ident())
+        return type(store).get(store, ref, *arguments, **options)
+
+    monkeypatch.setattr(store, "get", get)
+    array = asyncio.run(AsyncStore(store).get(spilled[0], timeout=0.0))
+    assert array[0] == array[-1] == refs.index(spilled[0])
+    assert threads and threading.get_ident() not in threads
+    with pytest.raises(ObjectNotFound):
+        asyncio.run(AsyncStore(store).get(ObjectRef.random(), timeout=0.0))
+    del array
+    for ref in refs:
+        store.delete(ref)
+
+
 def test_checksums_find_a_creator_that_breaks_the_rules(socket):
     store = connect(socket, checksums=True)
     import ctypes
