@@ -79,9 +79,13 @@ pub struct Diagnostics {
 const MOST: usize = 50;
 
 impl Diagnostics {
-    /// Adds one.
+    /// Adds one; one that is known is found again where an element is instantiated again.
     pub fn push(&mut self, diagnostic: Diagnostic) {
-        if self.list.len() < MOST {
+        let same = |known: &Diagnostic| {
+            (known.span, known.code) == (diagnostic.span, diagnostic.code)
+                && known.message == diagnostic.message
+        };
+        if self.list.len() < MOST && !self.list.iter().any(same) {
             self.list.push(diagnostic);
         }
     }

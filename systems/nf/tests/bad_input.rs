@@ -194,11 +194,17 @@ fn loops_to_the_last_value_of_their_iterator_end_alike_in_every_back_end() {
 }
 
 #[test]
+fn an_error_is_told_once_however_many_instances_there_are() {
+    let text = with_body("", "", "missing = 1;") + "Stuck :: more\nfrom_nic -> more -> to_nic\n";
+    assert_eq!(codes(&text), [(7, "unknown-name")]);
+}
+
+#[test]
 fn memories_are_counted_whole_and_in_words() {
     let huge = |state: &str| codes(&with_body(state, "", "n = m[n][n][n];"));
     // Each dimension is possible; their product is 2 to the 78, which is zero in 64 bits.
     let state = "ulong m[67108864][67108864][67108864];";
-    assert_eq!(huge(state)[0], (3, "bad-size"));
+    assert_eq!(huge(state), [(3, "bad-size"), (7, "unknown-name")]);
     // A bit an entry, but a word each in memory: 64 gigabytes.
     assert_eq!(huge("bool m[8192][1024][1024];")[0], (3, "bad-size"));
     let table = "const ulong t[67108864][67108864][67108864] = {1};\n";
