@@ -59,6 +59,8 @@ pub(super) const DOWN_BUFFER: usize = 24;
 pub(super) const UP_BUFFER: usize = DOWN_BUFFER + SLOT_WORDS;
 /// Words of a slot.
 pub(super) const SLOT_SIZE: usize = UP_BUFFER + SLOT_WORDS;
+/// How long a host that polls keeps its processor to itself: some answers' time.
+const PATIENCE: Duration = Duration::from_micros(50);
 
 impl Link {
     fn register(&self, slot: usize, register: usize) -> usize {
@@ -224,6 +226,8 @@ impl Link {
                 return Err(SlotError::Late { slot, waited });
             }
             match mode {
+                // The card may wait for this very processor.
+                Mode::Poll if waited > PATIENCE => std::thread::yield_now(),
                 Mode::Poll => std::hint::spin_loop(),
                 // What is on its way has interrupted already: it is there after the delay.
                 Mode::Interrupt if self.on_its_way(slot) => std::hint::spin_loop(),

@@ -20,6 +20,7 @@ use beeline_nf::sides::native;
 
 use super::{BenchOptions, Kind, Shown, loaded};
 use crate::bench::report::{Better, Row};
+use crate::bench::turns::{pin, unpin};
 
 /// The stated pace.
 const PACE: Pace = Pace { delay_ns: 400, bytes_per_second: 4_000_000_000 };
@@ -116,6 +117,8 @@ fn bulk(graph: &Graph, copies: u32) -> anyhow::Result<(f64, f64)> {
 
 /// The link's rates and latencies.
 pub(super) fn rates(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    // The card's thread must find another processor: a host that polls would keep this one.
+    unpin()?;
     let loaded = loaded("Count :: cnt @\nfrom_tor -> cnt -> to_tor\n")?;
     let graph = &loaded.compiled.graph;
     let messages = options.size(20_000, 100);
@@ -153,6 +156,7 @@ pub(super) fn rates(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result
             }
         }
     }
+    pin(0)?;
     Ok(())
 }
 
