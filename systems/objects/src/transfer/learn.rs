@@ -320,9 +320,9 @@ mod tests {
                 wrong += u32::from(round >= 100 && way != Protocol::Read);
             }
         }
-        // One in 32 is a look. With the mean in place of the lower third 6065 came the wrong way, without
-        // the early second looks 31501.
-        assert!(wrong < 100 * 900 / 16, "{wrong} of 90000 came by another way than the fastest");
+        // One in 64 is a look: 1,429 come another way. With the plain mean, in a model of these rules,
+        // 3,838 do where this rule has 1,437.
+        assert!(wrong < 100 * 900 / 32, "{wrong} of 90000 came by another way than the fastest");
     }
 
     #[test]
