@@ -252,11 +252,28 @@ impl Cluster {
         away
     }
 
-    /// Appends at the leader of the moment.
+    /// Appends an item that its list does not have, at the leader of the moment, once: outside a session
+    /// one whose answer was lost may be there, and is looked for before it is appended again.
     pub fn append(&self, session: u64, sequence: u64, bytes: &[u8]) -> u64 {
-        let reply = self
-            .at_leader("an append", |leader| leader.call(session, sequence, bytes.to_vec(), LIMIT));
-        u64::from_le_bytes(reply.bytes.try_into().unwrap())
+        eventually("an append", || {
+            match self.handle(self.leader()).call(session, sequence, bytes.to_vec(), LIMIT) {
+                Ok(reply) => Some(u64::from_le_bytes(reply.bytes.try_into().unwrap())),
+                Err(Refusal::Lost | Refusal::TimedOut) if session == NO_SESSION => {
+                    self.place_of(bytes)
+                }
+                Err(refusal) if refusal.is_retryable() => None,
+                Err(refusal) => panic!("an append: {refusal}"),
+            }
+        })
+    }
+
+    /// How long the list was once the item of an append was in it, if it is.
+    fn place_of(&self, bytes: &[u8]) -> Option<u64> {
+        let (key, item) = (bytes[0], u32::from_le_bytes(bytes[1..5].try_into().unwrap()));
+        let linearizable = Consistency::Linearizable;
+        let answer = self.at_leader("a list", |leader| leader.read(vec![key], linearizable, LIMIT));
+        let index = items(&answer).iter().position(|held| *held == item)?;
+        Some(index as u64 + 1)
     }
 
     pub fn list(&self, node: usize, key: u8) -> Vec<u32> {
