@@ -127,7 +127,7 @@ impl Store {
             && self.write_back.asked() != asked_before
     }
 
-    /// Writes a range back together with whoever helps; returns when all of it is.
+    /// Writes a range back together with those that help; returns when all of it is.
     pub(crate) fn cooperate(
         &self,
         owner: usize,
@@ -135,17 +135,26 @@ impl Store {
         offset: u32,
         length: u32,
     ) {
+        self.share(owner, state, offset, length);
+        self.finish(owner);
+    }
+
+    /// Lets others see what there is to write back.
+    fn share(&self, owner: usize, state: &Arc<SegmentState>, offset: u32, length: u32) {
         let queue = &self.write_back.queues[owner];
-        {
-            let mut tasks = queue.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-            for at in (0..length).step_by(SUB_TASK_BYTES as usize) {
-                let length = SUB_TASK_BYTES.min(length - at);
-                let state = Arc::clone(state);
-                tasks.push_back(SubTask { state, offset: offset + at, length });
-                queue.outstanding.fetch_add(1, Ordering::Relaxed);
-            }
-            queue.waiting.store(tasks.len(), Ordering::Relaxed);
+        let mut tasks = queue.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        for at in (0..length).step_by(SUB_TASK_BYTES as usize) {
+            let length = SUB_TASK_BYTES.min(length - at);
+            let state = Arc::clone(state);
+            tasks.push_back(SubTask { state, offset: offset + at, length });
+            queue.outstanding.fetch_add(1, Ordering::Relaxed);
         }
+        queue.waiting.store(tasks.len(), Ordering::Relaxed);
+    }
+
+    /// Writes back what no helper took, and waits for what one did.
+    fn finish(&self, owner: usize) {
+        let queue = &self.write_back.queues[owner];
         while let Some(task) = queue.pop() {
             task.run();
             queue.outstanding.fetch_sub(1, Ordering::Relaxed);
@@ -160,5 +169,58 @@ impl Store {
             }
             std::hint::spin_loop();
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use beeline_pmem::{Durability, Pool, PoolOptions};
+
+    use super::*;
+    use crate::{PutOptions, StoreOptions};
+
+    #[test]
+    fn a_helper_takes_part_of_what_is_shared_and_its_owner_the_rest() {
+        let pool = PoolOptions {
+            durability: Durability::Power,
+            emulate_durability: true,
+            segment_bytes: 1 << 20,
+            capacity_bytes: 8 << 20,
+            ..PoolOptions::default()
+        };
+        let options = StoreOptions { shards: 2, ..StoreOptions::default() };
+        let (store, shards, _) = Store::open(Pool::dram(&pool).unwrap(), options).unwrap();
+        let key = (0_u32..).map(u32::to_le_bytes).find(|key| store.shard_of(0, key) == 0).unwrap();
+        let mut shard = shards[0].lock().unwrap();
+        shard.put(0, &key, &[&[7; 100]], PutOptions::default()).unwrap();
+        shard.commit().unwrap();
+        let state = store.table.all().into_iter().next().unwrap();
+        let figures = || {
+            let total = store.stats().total;
+            (total.write_backs_helped, total.write_backs_own)
+        };
+        assert!(!store.help_write_back(1), "there is nothing to do");
+        store.share(0, &state, 0, 5 * SUB_TASK_BYTES - 1);
+        assert!(!store.help_write_back(0), "a shard is no helper of its own");
+        assert!(store.help_write_back(1) && store.help_write_back(1));
+        assert_eq!(figures(), (2, 0));
+        // One that a helper took and has not done is waited for.
+        let taken = store.write_back.queues[0].pop().unwrap();
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| store.finish(0));
+            while figures() != (2, 2) {
+                std::thread::yield_now();
+            }
+            assert!(!owner.is_finished(), "it went on before all was written back");
+            taken.run();
+            store.write_back.queues[0].outstanding.fetch_sub(1, Ordering::Release);
+        });
+        assert!(!store.help_write_back(1), "all is done");
+        store.set_cooperative_write_back(false);
+        store.share(0, &state, 0, SUB_TASK_BYTES);
+        assert!(!store.help_write_back(1), "it is switched off");
+        store.finish(0);
+        assert_eq!(figures(), (2, 3));
     }
 }
