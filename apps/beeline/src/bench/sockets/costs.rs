@@ -96,16 +96,34 @@ impl FromStr for Costs {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
     fn a_process_that_sleeps_is_seen_to_and_costs_come_back_from_text() {
-        let before = Costs::of_this_process().unwrap();
+        // Of another process: threads of this one, and their costs, come and go with other tests.
+        let (piped, mut byte) = (std::process::Stdio::piped, [0]);
+        let mut cat = Command::new("cat").stdin(piped()).stdout(piped()).spawn().unwrap();
+        let (mut to, mut from) = (cat.stdin.take().unwrap(), cat.stdout.take().unwrap());
+        let costs = || Costs::of(&cat.id().to_string()).unwrap();
+        let before = costs();
         for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            let last = costs();
+            to.write_all(b"x").unwrap();
+            from.read_exact(&mut byte).unwrap();
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while costs().slept == last.slept {
+                assert!(Instant::now() < deadline, "it waits and is not seen to: {last}");
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
-        let spent = Costs::of_this_process().unwrap() - before;
-        assert!(spent.slept >= 3, "{spent}");
+        let spent = costs() - before;
+        drop(to);
+        assert!(cat.wait().unwrap().success());
+        assert!(spent.slept >= 3 && spent.processor_ns > 0, "{spent}");
         assert_eq!(spent.to_string().parse::<Costs>().unwrap(), spent);
         assert!("1 2".parse::<Costs>().is_err());
     }
