@@ -31,6 +31,8 @@ pub(crate) struct Peer {
     attempt: Option<(u64, u64)>,
     backoff_ns: u64,
     next_ns: u64,
+    /// It dialled and was answered: until then it may connect.
+    answered_until_ns: u64,
     pub(crate) problem: Option<String>,
 }
 
@@ -65,7 +67,9 @@ impl Peers {
     /// Whether a connection to it, or from it, is about to come.
     pub(crate) fn is_awaited(&self, id: NodeId, now_ns: u64) -> bool {
         let peer = self.peers.get(&id);
-        peer.is_some_and(|peer| peer.attempt.is_some() || now_ns < peer.next_ns)
+        peer.is_some_and(|peer| {
+            peer.attempt.is_some() || now_ns < peer.next_ns.max(peer.answered_until_ns)
+        })
     }
 
     pub(crate) fn get(&self, id: NodeId) -> Option<&Peer> {
@@ -182,6 +186,7 @@ impl Peers {
             peer.attempt = None;
             // Time for the peer to connect.
             peer.next_ns = now_ns + LONGEST_NS;
+            peer.answered_until_ns = now_ns + CONNECT_NS;
         }
         peer.problem = None;
         Ok(())
@@ -230,6 +235,18 @@ mod tests {
         later.greet(&hello(1, 7, 12, 1), false, 0).unwrap();
         later.forget(NodeId(1));
         later.greet(&hello(1, 8, 1, 1), false, 0).unwrap();
+    }
+
+    #[test]
+    fn a_server_that_dialled_is_awaited_for_as_long_as_it_tries() {
+        let mut peers = Peers::new(NodeId(2), std::iter::empty());
+        assert!(!peers.is_awaited(NodeId(1), 7));
+        peers.greet(&hello(1, 7, 10, 3), false, 7).unwrap();
+        assert!(peers.is_awaited(NodeId(1), 6 + CONNECT_NS));
+        assert!(
+            !peers.is_awaited(NodeId(1), 7 + CONNECT_NS),
+            "a stranger that never connects goes"
+        );
     }
 
     #[test]
