@@ -140,6 +140,15 @@ const ROWS: &[Row] = &[
         },
     },
     Row {
+        name: "document channels",
+        amount: "5,000 seeds of the documents' transport over simulated fabric, and 5,000 with each of six \
+                 bugs put back",
+        took: 0,
+        run: |row, report, arguments| {
+            report.run(&row.long("--package beeline-documents-channel --lib", arguments));
+        },
+    },
+    Row {
         name: "sockets",
         amount: "a minute of idle times and bursts for each way to wait; a million connections; \
                  1000 cases of each property",
@@ -160,7 +169,8 @@ const ROWS: &[Row] = &[
             let most = "--workspace --exclude beeline-verify-clients \
                         --exclude beeline-verify-fuzz --exclude beeline-verify-log \
                         --exclude beeline-verify-crash --exclude beeline-verify-one-sided \
-                        --exclude beeline-sockets --exclude beeline-sockets-monitor";
+                        --exclude beeline-sockets --exclude beeline-sockets-monitor \
+                        --exclude beeline-documents-channel";
             report.run(&row.long(most, arguments));
         },
     },

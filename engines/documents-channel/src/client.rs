@@ -25,7 +25,7 @@ use crate::greeting::RnicInfo;
 use crate::indices::Indices;
 use crate::message::{
     BODY, DataType, Immediate, LONGEST, LONGEST_BODY, LONGEST_NAME, Message, MessageType, Part,
-    REGION_KEY, SLOT_BYTES, granted,
+    REGION_KEY, SLOT_BYTES, copy_slot, granted,
 };
 use crate::numbers::ByNumber;
 use crate::planted::{Planted, planted};
@@ -317,7 +317,8 @@ impl ChannelClient {
     /// Waits for the outcome of a request: polls for `spin`, then sleeps. Other outcomes stay for
     /// [`ChannelClient::take_outcome`].
     pub fn wait(&mut self, index: u32, spin: Duration) -> Outcome {
-        let start = self.parts.clock.monotonic_ns();
+        // Taken at the first look at the clock: a reply that comes before costs none.
+        let mut start = None;
         let spin = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
         let mut looks = 0_u32;
         let mut first = true;
@@ -327,6 +328,7 @@ impl ChannelClient {
                 looks += 1;
                 if looks.is_multiple_of(LOOKS) {
                     let now = self.parts.clock.monotonic_ns();
+                    let start = *start.get_or_insert(now);
                     self.expire();
                     first = true;
                     if now.saturating_sub(start) < spin {
@@ -545,7 +547,7 @@ impl ChannelClient {
         }
         let place = (self.received % u64::from(self.parts.own_slots)) as usize * SLOT_BYTES;
         self.received += 1;
-        copy_out(self.parts.window.memory().as_ref(), place, &mut self.slot[..length]);
+        copy_slot(self.parts.window.memory().as_ref(), place, &mut self.slot[..length]);
         self.owed_acknowledgements += 1;
         let message = Message::read(&self.slot[..length]).ok()?;
         let index = message.index;

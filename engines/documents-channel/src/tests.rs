@@ -25,6 +25,7 @@ use crate::{ConnectError, connect};
 
 mod limits;
 mod planted;
+mod walks;
 
 const LIMIT: Duration = Duration::from_secs(5);
 

@@ -13,7 +13,7 @@ use super::channel::{Assembly, Broken, Destination, Executing, Flying};
 use super::{Answer, ChannelId, ChannelServer, Handler, Incoming};
 use crate::message::{
     BODY, DataType, Immediate, LONGEST, Message, MessageType, Part, REGION_KEY, SLOT_BYTES,
-    read_granted,
+    copy_slot, read_granted,
 };
 use crate::planted::{Planted, planted};
 use crate::pool::ReplyBuffer;
@@ -102,7 +102,7 @@ impl ChannelServer {
         let length = length as usize;
         let place = (channel.taken % u64::from(channel.slots)) as usize * SLOT_BYTES;
         let mut slot = std::mem::take(&mut self.slot);
-        copy_out(channel.region.memory().as_ref(), place, &mut slot[..length]);
+        copy_slot(channel.region.memory().as_ref(), place, &mut slot[..length]);
         let taken = self.take(number, &slot[..length], handler);
         self.slot = slot;
         if matches!(taken, Ok(true))
@@ -303,9 +303,10 @@ impl ChannelServer {
         mut reply: ReplyBuffer,
         handler: &mut dyn Handler,
     ) -> Result<(), Broken> {
-        let until_ns = self.hold_until();
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
         let length = reply.len();
+        // Only what does not fit is held.
+        let until_ns = if length > to.capacity { self.hold_until() } else { 0 };
+        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
         self.counters.reply_bytes += length as u64;
         let total = u32::try_from(length).map_err(|_| Broken)?;
         if !reply.is_counted() {
