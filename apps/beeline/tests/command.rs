@@ -286,13 +286,17 @@ fn bench_log_commits_fails_over_and_catches_up() {
 
 #[test]
 fn a_tiny_bench_of_the_document_store_runs_every_part_over_both_transports() {
-    let parts = "latency,records,connections,scan";
+    let parts = "latency,records,connections,scan,members";
     let arguments = ["bench", "documents", "--quick", "--json", "--data", ".", "--parts", parts];
     let output = beeline(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let rows: Vec<serde_json::Value> =
         text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rows.len(), 4 * (1 + 3 + 3) + 6, "four operations in each part, and six walks");
+    assert_eq!(
+        rows.len(),
+        4 * (1 + 3 + 3) + 6 + 4,
+        "four operations in each part, six walks, four of members"
+    );
     for row in &rows {
         assert_eq!((&row["provider"], &row["peer"]), (&"shm".into(), &"MongoDB wire".into()));
         assert!(row["ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");

@@ -15,6 +15,8 @@ use crate::transport::{Carrier, Road};
 
 /// How often a command is sent to one member at most.
 const ATTEMPTS: usize = 3;
+/// MongoDB's code for a command that there is not.
+const COMMAND_NOT_FOUND: i32 = 59;
 /// Between two looks for the member that leads.
 const ELECTION: Duration = Duration::from_millis(50);
 
@@ -89,8 +91,12 @@ impl Client {
     /// Asks the member that carries commands what it is; true: it leads.
     fn learn(&mut self) -> Result<bool, ClientError> {
         let hello = doc! { "hello": 1, "$db": "admin" };
-        let told = self.send_here(MessageType::Command, "admin", &hello, true)?;
-        Ok(self.members.learn(&told))
+        match self.send_here(MessageType::Command, "admin", &hello, true) {
+            Ok(told) => Ok(self.members.learn(&told)),
+            // A server of the wire that is older than `hello` stands alone, as far as this client can tell.
+            Err(ClientError::Command { code: COMMAND_NOT_FOUND, .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
     }
 
     /// Goes to the member that leads; false: none was found in time.

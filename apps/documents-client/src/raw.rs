@@ -1,7 +1,7 @@
 //! A find of one document as bytes, without documents in between.
 
-use bson::Document;
 use bson::raw::{RawBsonRef, RawDocument};
+use bson::{Bson, Document};
 
 fn text(out: &mut Vec<u8>, name: &[u8], text: &str) {
     out.push(0x02);
@@ -37,9 +37,32 @@ pub(crate) fn first_of(reply: &[u8]) -> Option<Option<Document>> {
     let batch = reply.get_document("cursor").ok()?.get_array("firstBatch").ok()?;
     match batch.into_iter().next() {
         None => Some(None),
-        Some(Ok(RawBsonRef::Document(found))) => Some(Some(Document::try_from(found).ok()?)),
+        Some(Ok(RawBsonRef::Document(found))) => Some(Some(document_of(found)?)),
         Some(_) => None,
     }
+}
+
+/// A document, each value copied once.
+fn document_of(bytes: &RawDocument) -> Option<Document> {
+    let mut document = Document::new();
+    for element in bytes.iter_elements() {
+        let element = element.ok()?;
+        let value = value_of(element.value().ok()?)?;
+        document.insert(element.key().as_str(), value);
+    }
+    Some(document)
+}
+
+fn value_of(value: RawBsonRef<'_>) -> Option<Bson> {
+    Some(match value {
+        RawBsonRef::Document(inner) => Bson::Document(document_of(inner)?),
+        RawBsonRef::Array(all) => {
+            let one = |one: bson::error::Result<RawBsonRef<'_>>| value_of(one.ok()?);
+            Bson::Array(all.into_iter().map(one).collect::<Option<_>>()?)
+        }
+        RawBsonRef::String(text) => Bson::String(text.to_owned()),
+        other => Bson::try_from(other).ok()?,
+    })
 }
 
 #[cfg(test)]
@@ -47,6 +70,22 @@ mod tests {
     use bson::doc;
 
     use super::*;
+
+    #[test]
+    fn values_of_every_type_are_read_as_the_library_reads_them() {
+        let all = doc! {
+            "double": 1.5, "text": "x\u{e4}", "inner": { "a": { "b": [1, "y", { "c": [] }] } }, "array": [1_i64, 2.5, null],
+            "binary": bson::Binary { subtype: bson::spec::BinarySubtype::Uuid, bytes: vec![7; 16] },
+            "id": bson::oid::ObjectId::new(), "yes": true, "date": bson::DateTime::from_millis(7),
+            "number": 7,
+            "stamp": bson::Timestamp { time: 1, increment: 2 }, "least": Bson::MinKey, "most": Bson::MaxKey,
+            "price": "1.10".parse::<bson::Decimal128>().unwrap(), "undefined": Bson::Undefined,
+            "code": Bson::JavaScriptCode("f()".to_owned()), "symbol": Bson::Symbol("s".to_owned()),
+        };
+        let bytes = all.to_vec().unwrap();
+        let raw = RawDocument::from_bytes(&bytes[..]).unwrap();
+        assert_eq!(document_of(raw), Some(all));
+    }
 
     #[test]
     fn the_bytes_are_those_of_the_command_and_the_reply_is_read_as_it_is() {

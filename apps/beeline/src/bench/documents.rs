@@ -4,10 +4,12 @@
 //! are the client of this build: what differs is what carries the commands. The paper's experiments are
 //! four operations, by records and by connections (spec/rmongo.md 5.2), as ratios.
 
+mod members;
+mod peers;
 mod scan;
 
 use std::cell::RefCell;
-use std::io::BufRead as _;
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -55,6 +57,12 @@ pub struct DocumentsArguments {
     /// Where the node's pool lies.
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
     pub data: PathBuf,
+    /// Folder of PostgreSQL's programs; Debian's newest unless it is named.
+    #[arg(long, value_name = "DIRECTORY")]
+    pub postgres: Option<PathBuf>,
+    /// A Python with pymongo, for the part of peers.
+    #[arg(long, value_name = "PROGRAM", default_value = "target/clients-venv/bin/python")]
+    pub python: PathBuf,
     #[command(flatten)]
     pub options: BenchOptions,
 }
@@ -70,6 +78,10 @@ pub enum Part {
     Connections,
     /// Many documents: loading, scanning, grouping, an index.
     Scan,
+    /// An insert and a find over 64 connections, beside mongo-java-server (by Maven and java) and PostgreSQL.
+    Peers,
+    /// Two replica sets of three members each: lag, and copies of everything.
+    Members,
 }
 
 /// The paper's four.
@@ -100,18 +112,19 @@ struct Node {
     folder: PathBuf,
     fabric: String,
     wire: String,
+    http: u16,
 }
 
 impl Node {
     fn start(arguments: &DocumentsArguments) -> anyhow::Result<Self> {
         let folder =
             arguments.data.join(format!(".beeline-bench-documents-{}", std::process::id()));
-        let (fabric, wire) = (free_port()?, free_port()?);
+        let (fabric, wire, http) = (free_port()?, free_port()?, free_port()?);
         let program = std::env::current_exe().context("the path of this program")?;
         let mut command = Command::new(program);
         command
             .args(["serve", "--json", "--quiet", "--shards", "1", "--resp-address", "127.0.0.1:0"])
-            .args(["--http-address", "off", "--without", "objects,direct"])
+            .args(["--http-address", &format!("127.0.0.1:{http}"), "--without", "objects,direct"])
             .args(["--fabric-address", &format!("127.0.0.1:{fabric}")])
             .args(["--documents-address", &format!("127.0.0.1:{wire}")])
             .args(["--durability", &arguments.durability, "--data"])
@@ -127,6 +140,7 @@ impl Node {
             folder,
             fabric: format!("{}://127.0.0.1:{fabric}", arguments.provider),
             wire: format!("mongodb://127.0.0.1:{wire}"),
+            http,
         };
         anyhow::ensure!(!line.is_empty(), "beeline serve did not start; its message stands above");
         Ok(node)
@@ -153,6 +167,20 @@ impl Node {
     fn cpu_seconds(&self) -> f64 {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
         stat.map_or(0.0, |text| cpu_seconds_of(&text))
+    }
+
+    /// Memory registered for its fabric clients: pinned, where a card reads and writes it.
+    fn registered_bytes(&self) -> anyhow::Result<u64> {
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.http))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let name = "beeline_documents_channel_registered_bytes ";
+        let value = text.lines().find_map(|line| line.strip_prefix(name));
+        value
+            .and_then(|value| value.trim().parse::<f64>().ok())
+            .map(|bytes| bytes as u64)
+            .context("no figure of registered memory")
     }
 
     /// Memory that it holds, pages of its pool among them.
@@ -217,6 +245,8 @@ pub fn run(arguments: &DocumentsArguments, output: Output) -> Result<Exit, Failu
             Part::Records => bench.records(),
             Part::Connections => bench.connections(),
             Part::Scan => bench.scan(),
+            Part::Peers => bench.peers(),
+            Part::Members => bench.members(),
         }
         .with_context(|| format!("part {part:?}"))?;
     }
@@ -378,10 +408,18 @@ impl Bench<'_> {
         for &connections in &self.arguments.connections {
             let connections = self.arguments.options.size(connections, connections.min(4)).max(1);
             let each_does = self.arguments.options.size((20_000 / connections).clamp(50, 1000), 10);
+            let pinned = self.registered_by(connections)?;
             for kind in KINDS {
+                let cpu = RefCell::new([0.0; 2]);
                 let turn = |fabric: bool| {
                     self.round(kind, &mut |each| {
-                        self.many(fabric, each, connections, each_does, &text)
+                        let before = self.node.cpu_seconds();
+                        let rate = self.many(fabric, each, connections, each_does, &text);
+                        if each == kind {
+                            let used = self.node.cpu_seconds() - before;
+                            cpu.borrow_mut()[usize::from(!fabric)] += used;
+                        }
+                        rate
                     })
                 };
                 let figures = self.turns(&mut [
@@ -389,15 +427,25 @@ impl Bench<'_> {
                     Contender::new("wire", || turn(false)),
                 ])?;
                 let case = format!("{}, {connections} connections", kind.word());
-                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[0]).against(
-                    "MongoDB wire",
-                    &figures[0],
-                    &figures[1],
-                );
+                let all =
+                    f64::from(connections * each_does) * f64::from(self.arguments.options.turns());
+                let [here, there] = cpu.borrow().map(|seconds| seconds / all * 1e6);
+                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[0])
+                    .against("MongoDB wire", &figures[0], &figures[1])
+                    .beside("server processor time/op", format!("{here:.1} us (wire {there:.1})"))
+                    .beside("server memory registered", format!("{:.1} MB", pinned as f64 / 1e6));
                 self.push(row)?;
             }
         }
         Ok(())
+    }
+
+    /// Memory that the node registers while so many fabric clients are connected.
+    fn registered_by(&self, connections: u32) -> anyhow::Result<u64> {
+        let clients: anyhow::Result<Vec<Client>> =
+            (0..connections).map(|_| self.node.client(true)).collect();
+        let _clients = clients?;
+        self.node.registered_bytes()
     }
 
     /// Every connection does its share; operations each second. Connecting is not counted.
@@ -409,14 +457,26 @@ impl Bench<'_> {
         each_does: u32,
         text: &str,
     ) -> anyhow::Result<f64> {
-        let ready = std::sync::Barrier::new(connections as usize + 1);
         let node = &self.node;
+        self.many_at(&|| node.client(fabric), kind, connections, each_does, text)
+    }
+
+    /// The same with clients that `connect` makes.
+    fn many_at(
+        &self,
+        connect: &(dyn Fn() -> anyhow::Result<Client> + Sync),
+        kind: Kind,
+        connections: u32,
+        each_does: u32,
+        text: &str,
+    ) -> anyhow::Result<f64> {
+        let ready = std::sync::Barrier::new(connections as usize + 1);
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..connections)
                 .map(|number| {
                     let ready = &ready;
                     scope.spawn(move || {
-                        let client = node.client(fabric);
+                        let client = connect();
                         ready.wait();
                         let mut client = client?;
                         for id in 0..each_does {

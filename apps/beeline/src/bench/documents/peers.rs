@@ -1,0 +1,319 @@
+//! The same operations beside other stores: mongo-java-server, a reimplementation in Java of MongoDB's wire that
+//! keeps documents in memory (it is no MongoDB), and PostgreSQL's `jsonb`, whose durability follows `--durability`.
+//!
+//! Every server runs on the first core, every client on the second: this build's client over the MongoDB wire,
+//! pymongo, and for PostgreSQL its own `pgbench` with prepared statements. A peer that is not here is left out and said.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::Context as _;
+use beeline_documents_client::{Client, Options};
+use bson::doc;
+
+use super::{Bench, Better, Contender, DocumentsArguments, Kind, Row, free_port};
+use crate::bench::turns::pin;
+
+const KINDS: [Kind; 2] = [Kind::Insert, Kind::Find];
+
+/// A program that ends with the benchmark.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A program that says "ready", is told a line and answers one.
+struct Scripted {
+    program: Running,
+    ask: ChildStdin,
+    told: BufReader<ChildStdout>,
+}
+
+impl Scripted {
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let name = command.get_program().display().to_string();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut program = Running(command.spawn().with_context(|| name.clone())?);
+        let ask = program.0.stdin.take().context("its input")?;
+        let told = BufReader::new(program.0.stdout.take().context("its output")?);
+        let mut started = Self { program, ask, told };
+        let said = started.line()?;
+        anyhow::ensure!(said == "ready", "{name} ended: its message stands above");
+        Ok(started)
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        self.told.read_line(&mut line)?;
+        Ok(line.trim().to_owned())
+    }
+
+    fn figure(&mut self, words: &str) -> anyhow::Result<f64> {
+        writeln!(self.ask, "{words}")?;
+        let line = self.line()?;
+        line.parse().with_context(|| format!("process {} ended", self.program.0.id()))
+    }
+}
+
+/// mongo-java-server, from Maven.
+struct JavaServer {
+    _program: Scripted,
+    address: String,
+}
+
+impl JavaServer {
+    fn start(folder: &Path) -> anyhow::Result<Self> {
+        std::fs::write(folder.join("pom.xml"), include_str!("peers/pom.xml"))?;
+        std::fs::write(folder.join("Server.java"), include_str!("peers/Server.java"))?;
+        let jars = Command::new("mvn")
+            .args(["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"])
+            .current_dir(folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .context("mvn")?;
+        anyhow::ensure!(jars.success(), "mvn could not fetch de.bwaldvogel:mongo-java-server");
+        let port = free_port()?;
+        let mut command = Command::new("java");
+        command
+            .args(["-cp", "jars/*", "Server.java", &port.to_string()])
+            .current_dir(folder)
+            .stderr(Stdio::null());
+        let program = Scripted::start(&mut command)?;
+        Ok(Self { _program: program, address: format!("mongodb://127.0.0.1:{port}") })
+    }
+}
+
+/// PostgreSQL with one table of `jsonb`.
+struct Postgres {
+    bin: PathBuf,
+    port: u16,
+    scripts: [PathBuf; 2],
+    _server: Running,
+}
+
+impl Postgres {
+    fn start(arguments: &DocumentsArguments, folder: &Path) -> anyhow::Result<Self> {
+        let bin = match &arguments.postgres {
+            Some(bin) => bin.clone(),
+            None => debian().context("no /usr/lib/postgresql/*/bin: install postgresql")?,
+        };
+        let (data, port) = (folder.join("postgres"), free_port()?);
+        // It does not run as root.
+        let root = is_root();
+        std::fs::create_dir_all(&data)?;
+        if root {
+            std::os::unix::fs::chown(&data, Some(NOBODY), Some(NOBODY))?;
+            std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY))?;
+        }
+        let program = |name: &str| {
+            let mut command = Command::new(bin.join(name));
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.current_dir(folder);
+            if root {
+                command.uid(NOBODY).gid(NOBODY);
+            }
+            command
+        };
+        let made = program("initdb")
+            .args(["--no-sync", "-A", "trust", "-U", "bench", "-D"])
+            .arg(&data)
+            .status()
+            .context("initdb")?;
+        anyhow::ensure!(made.success(), "initdb failed");
+        let fsync = if arguments.durability == "power" { "fsync=on" } else { "fsync=off" };
+        let server = program("postgres")
+            .args(["-p", &port.to_string(), "-c", fsync, "-c", "max_connections=200", "-c"])
+            .arg("shared_buffers=256MB")
+            .args(["-c", "listen_addresses=127.0.0.1", "-c"])
+            .arg(format!("unix_socket_directories={}", data.display()))
+            .arg("-D")
+            .arg(&data)
+            .spawn()
+            .context("postgres")?;
+        let scripts = [folder.join("insert.sql"), folder.join("find.sql")];
+        std::fs::write(
+            &scripts[0],
+            "\\set n :n + 1\n\\set id :client_id * :each + :n\n\
+             INSERT INTO records VALUES (:id, jsonb_build_object('n', 0, 'text', :text::text));\n",
+        )?;
+        std::fs::write(
+            &scripts[1],
+            "\\set id random(1, :count)\nSELECT doc FROM records WHERE id = :id;\n",
+        )?;
+        let postgres = Self { bin, port, scripts, _server: Running(server) };
+        let start = std::time::Instant::now();
+        while let Err(error) = postgres.order("SELECT 1") {
+            anyhow::ensure!(start.elapsed().as_secs() < 30, "postgres does not answer: {error:#}");
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        postgres.order("CREATE TABLE records (id bigint PRIMARY KEY, doc jsonb NOT NULL)")?;
+        Ok(postgres)
+    }
+
+    fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.bin.join(name));
+        command
+            .args(["-U", "bench", "-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn order(&self, words: &str) -> anyhow::Result<()> {
+        let said = self.program("psql").args(["-q", "-d", "postgres", "-c", words]).output()?;
+        anyhow::ensure!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        Ok(())
+    }
+
+    /// Transactions each second, as `pgbench` tells them.
+    fn rate(&self, kind: Kind, connections: u32, each: u32, size: usize) -> anyhow::Result<f64> {
+        self.order("TRUNCATE records")?;
+        let mut figure = 0.0;
+        for (run, script) in KINDS.iter().zip(&self.scripts) {
+            let said = self
+                .program("pgbench")
+                .args(["-n", "-M", "prepared", "-j", "1", "-c", &connections.to_string()])
+                .args(["-t", &each.to_string(), "-D", &format!("text={}", "x".repeat(size))])
+                .args(["-D", &format!("count={}", connections * each), "-D", "n=0", "-D"])
+                .args([&format!("each={each}"), "-f"])
+                .arg(script)
+                .arg("postgres")
+                .output()
+                .context("pgbench")?;
+            let text = String::from_utf8_lossy(&said.stdout).into_owned();
+            figure = rate_of(&text).with_context(|| {
+                format!("pgbench: {text}{}", String::from_utf8_lossy(&said.stderr))
+            })?;
+            if *run == kind {
+                break;
+            }
+        }
+        Ok(figure)
+    }
+}
+
+/// The user that PostgreSQL runs as where this program is root's.
+const NOBODY: u32 = 65_534;
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+/// The programs of Debian's PostgreSQL, of the newest version.
+fn debian() -> Option<PathBuf> {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
+    let mut found: Vec<PathBuf> =
+        versions.map(|one| one.path().join("bin")).filter(|bin| bin.is_dir()).collect();
+    found.sort();
+    found.pop()
+}
+
+/// Transactions each second, out of what `pgbench` says.
+fn rate_of(text: &str) -> anyhow::Result<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("tps = ")).context("no tps")?;
+    Ok(line.split(' ').next().unwrap_or_default().parse()?)
+}
+
+impl Bench<'_> {
+    /// One document inserted, one found by `_id`, over many connections.
+    pub(super) fn peers(&self) -> anyhow::Result<()> {
+        let folder = tempfile::tempdir_in(&self.arguments.data)?;
+        let say = |name: &str, error: &anyhow::Error| {
+            self.output.note(format_args!("{name} is left out: {error:#}"));
+        };
+        // Servers inherit the first core.
+        pin(0)?;
+        let java = JavaServer::start(folder.path()).inspect_err(|error| say("java", error)).ok();
+        let postgres = Postgres::start(self.arguments, folder.path());
+        let postgres = postgres.inspect_err(|error| say("PostgreSQL", error)).ok();
+        pin(1)?;
+        let connections = self.arguments.options.size(64, 4);
+        let each = self.arguments.options.size(1000, 10);
+        let (size, text) = (self.arguments.size, self.text());
+        let at = |address: &str| -> anyhow::Result<Client> {
+            Ok(Client::connect(address, Options { retry_writes: false, ..Options::default() })?)
+        };
+        let many = |address: &str, kind: Kind| -> anyhow::Result<f64> {
+            at(address)?.run("bench", doc! { "drop": "records" }).map(drop).or_else(not_there)?;
+            let inserted = self.many_at(&|| at(address), Kind::Insert, connections, each, &text)?;
+            if kind == Kind::Insert {
+                return Ok(inserted);
+            }
+            self.many_at(&|| at(address), kind, connections, each, &text)
+        };
+        let case = |kind: Kind, client: &str| {
+            format!("{} of {size} B, {connections} connections, {client}", kind.word())
+        };
+        let row = |kind: Kind, client: &str, peer: &str, mine: Turn<'_>, its: Turn<'_>| {
+            let figures = self.turns(&mut [
+                Contender::new("beeline", || mine(kind)),
+                Contender::new("peer", || its(kind)),
+            ])?;
+            self.push(
+                Row::new(case(kind, client), "beeline", "op/s", Better::Higher, &figures[0])
+                    .against(peer, &figures[0], &figures[1])
+                    .beside("durability", self.arguments.durability.clone()),
+            )
+        };
+        for kind in KINDS {
+            let mine = |kind: Kind| many(&self.node.wire, kind);
+            if let Some(java) = &java {
+                let its = |kind: Kind| many(&java.address, kind);
+                row(kind, "this client", "mongo-java-server (memory)", &mine, &its)?;
+            }
+            if let Some(postgres) = &postgres {
+                let its = |kind: Kind| postgres.rate(kind, connections, each, size);
+                row(kind, "this client; pgbench", "PostgreSQL jsonb", &mine, &its)?;
+            }
+        }
+        let script = folder.path().join("driver.py");
+        std::fs::write(&script, include_str!("peers/driver.py"))?;
+        let python = Scripted::start(Command::new(&self.arguments.python).arg(&script));
+        let python = python.inspect_err(|error| say("pymongo", error)).ok();
+        if let (Some(python), Some(java)) = (python, &java) {
+            let python = std::cell::RefCell::new(python);
+            let each = self.arguments.options.size(200, 10);
+            let ask = |address: &str, kind: Kind| {
+                let word = if kind == Kind::Find { "find" } else { "insert" };
+                python.borrow_mut().figure(&format!("{address} {word} {connections} {each} {size}"))
+            };
+            let mine = |kind: Kind| ask(&self.node.wire, kind);
+            let its = |kind: Kind| ask(&java.address, kind);
+            for kind in KINDS {
+                row(kind, "pymongo", "mongo-java-server (memory)", &mine, &its)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One turn of a contender.
+type Turn<'t> = &'t dyn Fn(Kind) -> anyhow::Result<f64>;
+
+/// There is no collection the first time.
+fn not_there(error: beeline_documents_client::ClientError) -> anyhow::Result<()> {
+    match error.to_string().contains("ns not found") {
+        true => Ok(()),
+        false => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_of_pgbench_is_read() {
+        let text = "scaling factor: 1\ntps = 12345.678901 (without initial connection time)\n";
+        assert!((rate_of(text).unwrap() - 12345.678901).abs() < 1e-9);
+        assert!(rate_of("pgbench: error").is_err());
+    }
+}
