@@ -34,7 +34,10 @@ const OWN: &[&str] = &["$db", "$clusterTime", "$client"];
 impl Asked {
     /// Documents that came beside the body become its arrays.
     fn new(request: Request) -> Result<Self> {
-        let Request { mut body, sequences } = request;
+        let Request { mut body, sequences, refused } = request;
+        if let Some(error) = refused {
+            return Err(error.into());
+        }
         let database = body.get_str("$db").unwrap_or("admin").to_owned();
         for (field, documents) in sequences {
             let read = |bytes: Vec<u8>| Document::from_reader(&bytes[..]).map(Bson::Document);

@@ -28,7 +28,6 @@ pub struct Door {
 
 struct Shared {
     router: Arc<Router>,
-    most: usize,
 }
 
 impl Served for Shared {
@@ -54,12 +53,6 @@ impl Served for Shared {
             }
         }
     }
-
-    fn came(&self, peer: SocketAddr, is_served: bool) {
-        if !is_served {
-            tracing::warn!(%peer, most = self.most, "as many connections as may be are open");
-        }
-    }
 }
 
 impl Door {
@@ -73,7 +66,7 @@ impl Door {
         most: usize,
     ) -> std::io::Result<Self> {
         let router = Arc::new(router);
-        let make = |_| Shared { router: Arc::clone(&router), most };
+        let make = |_| Shared { router: Arc::clone(&router) };
         let (listening, _) = Listening::start(address, ("router", threads), most, make)?;
         Ok(Self { listening, router })
     }

@@ -205,7 +205,7 @@ impl Router {
         if cursors.len() >= self.options.most_cursors {
             let most = self.options.most_cursors;
             return refuse(
-                Code::Exceeded,
+                Code::ExceededMemoryLimit,
                 format!("{most} cursors are open, which is the limit; close some"),
             );
         }

@@ -17,7 +17,7 @@ macro_rules! codes {
             /// The word that stands beside the code in a reply.
             #[must_use]
             pub fn name(self) -> &'static str {
-                match self { $(Self::$name => match $code { 15000.. => concat!("Location", $code), _ => stringify!($name) }),* }
+                match self { $(Self::$name => match $code { 15000.. => concat!("Location", $code), _ => published(stringify!($name)) }),* }
             }
         }
     };
@@ -43,7 +43,7 @@ codes! {
     IncompleteTransactionHistory = 217, NotWritablePrimary = 10107, InterruptedAtShutdown = 11600,
     NotPrimaryNoSecondaryOk = 13435, NotPrimaryOrSecondary = 13436, PrimarySteppedDown = 189,
     InterruptedDueToReplStateChange = 11602,
-    BsonObjectTooLarge = 10334, DuplicateKey = 11000, ClientDisconnect = 279, Exceeded = 91,
+    BsonObjectTooLarge = 10334, DuplicateKey = 11000, ClientDisconnect = 279,
     InvalidUuid = 207, OutOfDiskSpace = 14031, ConversionFailure = 241, InvalidIndexSpecificationOption = 197,
     FailPointEnabled = 6500, ExpressionUnknown = 168, ParallelArrays = 171, CannotIndexArray = 16766, StageUnknown = 40324, StageShape = 40323,
     GroupShape = 15955, GroupAccumulator = 15952, GroupField = 40234, UnknownVariable = 17276,
@@ -53,6 +53,20 @@ codes! {
     FailedToSatisfyReadPreference = 133, StaleConfig = 13388,
     SliceShape = 28724, UnitNeeded = 15958, UnwindShape = 28808, ShapeOfMatch = 15959, CountShape = 40156,
     FacetShape = 40169, BucketShape = 40198, OverflowInSum = 28701, IndexInformationTooLarge = 17280, ServerError = 17282,
+}
+
+/// A code's name as MongoDB spells it, where that is not the name's spelling here.
+fn published(name: &'static str) -> &'static str {
+    match name {
+        "MaxTimeMsExpired" => "MaxTimeMSExpired",
+        "NonConformantBson" => "NonConformantBSON",
+        "BsonObjectTooLarge" => "BSONObjectTooLarge",
+        "InvalidUuid" => "InvalidUUID",
+        "ApiStrictError" => "APIStrictError",
+        "ApiVersionError" => "APIVersionError",
+        "ApiDeprecationError" => "APIDeprecationError",
+        other => other,
+    }
 }
 
 /// What is refused, and why.

@@ -26,7 +26,7 @@ use beeline_fabric::{ConnectInfo, Device};
 use beeline_os::poller::{Interest, Poller, Waker};
 use tokio::runtime::Handle as Runtime;
 
-use crate::commands::Identity;
+use crate::commands::{Identity, NAMES};
 use crate::engine::{Engine, lock};
 use crate::listening::STACK;
 use crate::stats::DocumentsMetrics;
@@ -226,6 +226,7 @@ impl Channels {
             handle: handle.clone(),
             runtime,
             workers: Mutex::default(),
+            find: NAMES.iter().position(|name| *name == "find").unwrap_or(NAMES.len()),
         });
         let mut channels =
             Self { handle: handle.clone(), executive: Arc::clone(&executive), thread: None };

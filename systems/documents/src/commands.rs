@@ -26,6 +26,7 @@ use crate::store::Backing;
 mod catalog;
 mod change;
 mod explain;
+pub mod fail_points;
 mod identity;
 pub mod point;
 mod read;
@@ -33,6 +34,8 @@ mod server;
 mod sinks;
 mod transactions;
 mod write;
+
+use fail_points::Struck;
 
 pub use server::{VERSION, WIRE_VERSION};
 
@@ -57,6 +60,8 @@ pub struct Session {
     pub operation: Operation,
     /// What the reply to the last command waits for.
     pub held: Option<Held>,
+    /// The connection ends without a reply to the last command.
+    pub hangs_up: bool,
 }
 
 /// A request as the wire brought it.
@@ -66,6 +71,8 @@ pub struct Request {
     pub body: Document,
     /// Documents that came beside it, by the field they belong to.
     pub sequences: Vec<(String, Vec<Vec<u8>>)>,
+    /// It does not run, for this reason.
+    pub refused: Option<QueryError>,
 }
 
 impl Request {
@@ -528,9 +535,18 @@ const OPEN: &[&str] = &[
 
 /// Runs a command; its reply, failed or not.
 pub fn run(context: &mut Context<'_>) -> Reply {
+    if let Some(error) = &context.request.refused {
+        return Reply::Document(failure(error));
+    }
     let name = context.request.name().to_owned();
     let began = Instant::now();
-    let reply = run_named(context, &name);
+    let reply = match fail_points::strike(context, &name) {
+        Struck::Instead(reply) => reply,
+        struck => {
+            let reply = run_named(context, &name);
+            struck.behind(context, reply)
+        }
+    };
     // One that waits for news is no slow one.
     if !matches!(reply, Reply::Later(_)) {
         context.engine.times.record(&name, began.elapsed());
@@ -652,6 +668,7 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         }
         "connectionStatus" => server::connection_status(context),
         "getParameter" => server::get_parameter(context),
+        "configureFailPoint" => fail_points::configure(context),
         "setParameter" => fail(
             Code::CommandNotSupported,
             "setParameter is not supported: settings are flags of beeline serve",

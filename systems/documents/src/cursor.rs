@@ -241,7 +241,7 @@ impl Cursors {
         let mut slots = lock(&self.slots);
         if slots.len() >= self.most {
             return fail(
-                Code::Exceeded,
+                Code::ExceededMemoryLimit,
                 format!("{} cursors are open, which is the limit; close some", self.most),
             );
         }
@@ -366,7 +366,7 @@ mod tests {
             ..EngineOptions::default()
         });
         let id = cursors.open(ready(1), 0).unwrap();
-        assert_eq!(cursors.open(ready(1), 0).unwrap_err().code, Code::Exceeded);
+        assert_eq!(cursors.open(ready(1), 0).unwrap_err().code, Code::ExceededMemoryLimit);
         assert_eq!(cursors.take(id, "d.other", None).unwrap_err().code, Code::Unauthorized);
         assert_eq!(cursors.take(id, "d.c", Some("eve")).unwrap_err().code, Code::Unauthorized);
         let taken = cursors.take(id, "d.c", None).unwrap();

@@ -56,7 +56,7 @@ impl Served for Shared {
         upkeep(&self.engine, stop).await;
     }
 
-    fn came(&self, _: SocketAddr, is_served: bool) {
+    fn came(&self, is_served: bool) {
         let metrics = &self.engine.metrics;
         match is_served {
             true => metrics.documents_accepted_connections.add_shared(1),
@@ -184,6 +184,9 @@ async fn serve(
                 } else {
                     commands::run(&mut context)
                 };
+                if session.hangs_up {
+                    return Ok(());
+                }
                 let Reply::Later(most_ms) = reply else { break reply };
                 // Of a clock that nothing sets: a wall clock may stand still or jump.
                 let until = *until.get_or_insert_with(|| {
@@ -395,5 +398,27 @@ mod tests {
         let more = doc! { "getMore": id, "collection": "c", "maxTimeMS": 50 };
         let more = ask(&mut client, more);
         assert!(more.get_document("cursor").unwrap().get_array("nextBatch").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_connection_over_the_limit_is_told_so_and_closed_and_counted() {
+        let engine = Engine::open(Arc::new(Still::default()), &EngineOptions::default()).unwrap();
+        let metrics = engine.metrics.clone();
+        let door = Door::open(([127, 0, 0, 1], 0).into(), engine, 1, 1, None).unwrap();
+        let connect = || {
+            let client = std::net::TcpStream::connect(door.address()).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+            client
+        };
+        let mut first = connect();
+        assert_eq!(ask(&mut first, doc! { "ping": 1 }).get_f64("ok").unwrap(), 1.0);
+        let mut second = connect();
+        let told = ask(&mut second, doc! { "hello": 1 });
+        assert_eq!((told.get_f64("ok").unwrap(), told.get_i32("code").unwrap()), (0.0, 6));
+        assert!(told.get_str("errmsg").unwrap().contains("1 connections are open"), "{told}");
+        assert_eq!(second.read(&mut [0; 8]).unwrap(), 0, "it is closed");
+        assert_eq!(metrics.documents_rejected_connections.value(), 1);
+        // The first one is served on.
+        assert_eq!(ask(&mut first, doc! { "ping": 1 }).get_f64("ok").unwrap(), 1.0);
     }
 }

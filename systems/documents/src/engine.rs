@@ -12,6 +12,7 @@ use beeline_observe::CommandTimes;
 use bson::{Bson, Document, doc};
 
 use crate::catalog::{Collection, Database, Index, check_collection_name, check_database_name};
+use crate::commands::fail_points::FailPoints;
 use crate::cursor::Cursors;
 use crate::layout::{SYSTEM_ROW, kind, numbered, word};
 use crate::log;
@@ -51,6 +52,8 @@ pub struct EngineOptions {
     pub memory_bytes: usize,
     /// How long a transaction may last, milliseconds.
     pub transaction_lifetime_ms: u64,
+    /// Fail points may be set.
+    pub test_commands: bool,
 }
 
 impl Default for EngineOptions {
@@ -62,6 +65,7 @@ impl Default for EngineOptions {
             authentication: false,
             memory_bytes: 1 << 30,
             transaction_lifetime_ms: 60_000,
+            test_commands: false,
         }
     }
 }
@@ -108,6 +112,8 @@ pub struct Engine {
     pub secret: [u8; 32],
     /// Streams that are behind this time missed something, because the node ran without a log.
     pub log_floor: AtomicU64,
+    /// Commands that fail on order.
+    pub fail_points: FailPoints,
     /// Collections that a running `$out` fills.
     pub(crate) filling: Mutex<BTreeSet<String>>,
 }
@@ -175,6 +181,7 @@ impl Engine {
             replica: OnceLock::new(),
             log_bytes: options.log_bytes,
             authentication: options.authentication,
+            fail_points: FailPoints::new(options.test_commands),
             changed: tokio::sync::Notify::new(),
             memory,
             transactions: Transactions::new(options.transaction_lifetime_ms),

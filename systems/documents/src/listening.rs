@@ -1,21 +1,33 @@
 //! A listener and its connections: a task for each, on a few threads of their own.
 //!
-//! The documents' door and the router's are one of these each; what a connection does is theirs.
+//! The documents' door and the router's are one of these each; what a connection does is theirs. A connection over
+//! the limit is told so in the answer to its first message, and closed.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use beeline_documents_query::error::{Code, QueryError};
+use bson::Document;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Handle, Runtime};
 use tokio::sync::watch;
+
+use crate::commands::failure;
+use crate::reply::Reply;
+use crate::wire;
 
 /// Stack of a thread that serves: room for the deepest pipeline of the deepest expressions.
 pub(crate) const STACK: usize = 32 << 20;
 /// How long a connection that is told to end may take to read what it is owed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Connections over the limit that wait for their answer at once; more are closed without one.
+const MOST_TURNED_AWAY: usize = 64;
+/// How often the log tells of connections over the limit.
+const TOLD: Duration = Duration::from_secs(10);
 
 /// True once everything is to end.
 pub type Stop = watch::Receiver<bool>;
@@ -35,7 +47,9 @@ pub trait Served: Send + Sync + 'static {
     fn keep(self: Arc<Self>, stop: Stop) -> impl Future<Output = ()> + Send;
 
     /// A connection came, and is served or, where as many as may be are open, turned away.
-    fn came(&self, peer: SocketAddr, is_served: bool);
+    fn came(&self, is_served: bool) {
+        let _ = is_served;
+    }
 
     /// So many are open now.
     fn open(&self, connections: usize) {
@@ -148,6 +162,8 @@ async fn accept<S: Served>(
     mut stop: Stop,
 ) {
     let numbers = AtomicI32::new(1);
+    let leaving = Arc::<AtomicUsize>::default();
+    let (mut turned_away, mut told) = (0_u64, None::<Instant>);
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -163,8 +179,22 @@ async fn accept<S: Served>(
             }
         };
         let is_served = open.load(Ordering::Relaxed) < most;
-        served.came(peer, is_served);
+        served.came(is_served);
         if !is_served {
+            turned_away += 1;
+            if told.is_none_or(|told| told.elapsed() >= TOLD) {
+                told = Some(Instant::now());
+                tracing::warn!(%peer, most, turned_away, "as many MongoDB connections as may be are open");
+            }
+            if leaving.fetch_add(1, Ordering::Relaxed) < MOST_TURNED_AWAY {
+                let leaving = Arc::clone(&leaving);
+                tokio::spawn(async move {
+                    let _ = tokio::time::timeout(LAST_WORDS, turn_away(stream, most)).await;
+                    leaving.fetch_sub(1, Ordering::Relaxed);
+                });
+            } else {
+                leaving.fetch_sub(1, Ordering::Relaxed);
+            }
             continue;
         }
         let guard = Guard::new(&served, &open);
@@ -178,4 +208,34 @@ async fn accept<S: Served>(
             }
         });
     }
+}
+
+/// Answers the first message of a connection over the limit, and closes it.
+async fn turn_away(mut stream: TcpStream, most: usize) -> std::io::Result<()> {
+    let mut input = Vec::new();
+    let longest = wire::LONGEST_OF_STRANGER;
+    let broken = |_| std::io::Error::from(std::io::ErrorKind::InvalidData);
+    let length = loop {
+        if let Some(length) = wire::length(&input, longest).map_err(broken)?
+            && input.len() >= length
+        {
+            break length;
+        }
+        if stream.read_buf(&mut input).await? == 0 {
+            return Ok(());
+        }
+    };
+    let (manner, _) = wire::read(&input[..length], longest).map_err(broken)?;
+    if manner.silent {
+        return Ok(());
+    }
+    // A code that drivers take for a passing trouble: they try again.
+    let error = QueryError::new(
+        Code::HostUnreachable,
+        format!("{most} connections are open, as many as may be; try again later"),
+    );
+    let mut output = Vec::new();
+    wire::write(manner, 1, &Reply::Document(failure(&error)), &Document::new(), false, &mut output);
+    stream.write_all(&output).await?;
+    stream.shutdown().await
 }

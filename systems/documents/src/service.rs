@@ -231,6 +231,11 @@ impl Service for Documents {
         vec![Fact::new("documents", self.told())]
     }
 
+    fn now(&self) -> Vec<Fact> {
+        let Some(replica) = self.engine.replica.get() else { return Vec::new() };
+        vec![Fact::new("documents", replica.in_words())]
+    }
+
     fn metrics(&self) -> Vec<Arc<dyn MetricSet>> {
         vec![self.engine.metrics.clone(), self.engine.times.clone()]
     }

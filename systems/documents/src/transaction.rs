@@ -550,7 +550,7 @@ impl Transactions {
             });
         }
         if sessions.len() >= MOST_SESSIONS && !sessions.contains_key(session) {
-            return fail(Code::Exceeded, "too many sessions have transactions");
+            return fail(Code::ExceededMemoryLimit, "too many sessions have transactions");
         }
         let replaced = sessions.insert(session.to_vec(), (number, Arc::clone(&made)));
         drop(sessions);

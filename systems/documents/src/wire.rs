@@ -6,6 +6,7 @@
 use std::io::{Read as _, Write as _};
 
 use beeline_documents_query::check;
+use beeline_documents_query::error::{Code, QueryError};
 use bson::Document;
 
 use crate::commands::Request;
@@ -126,6 +127,15 @@ fn document(bytes: &[u8]) -> Result<Document, WireError> {
     Document::from_reader(bytes).map_err(|error| WireError(error.to_string()))
 }
 
+/// Checks a document of a message. One that is nested too deeply breaks no message: why it is refused.
+fn check(bytes: &[u8]) -> Result<Option<QueryError>, WireError> {
+    match check::document(bytes) {
+        Ok(()) => Ok(None),
+        Err(error) if error.code == Code::Overflow => Ok(Some(error)),
+        Err(error) => broken(error.to_string()),
+    }
+}
+
 /// The document at the start of some bytes.
 fn first_document(bytes: &[u8]) -> Result<&[u8], WireError> {
     let length = usize::try_from(word(bytes, 0)?).unwrap_or(0);
@@ -153,12 +163,13 @@ fn read_msg(body: &[u8], whole: &[u8], manner: &mut Manner) -> Result<Request, W
         }
         rest = content;
     }
-    let (mut main, mut sequences) = (None, Vec::new());
+    let (mut main, mut sequences, mut refused) = (None, Vec::new(), None);
     while let Some((&kind, after)) = rest.split_first() {
         match kind {
             0 => {
                 let bytes = first_document(after)?;
-                if main.replace(document(bytes)?).is_some() {
+                refused = check(bytes)?.or(refused);
+                if main.replace(bytes).is_some() {
                     return broken("a message has two bodies");
                 }
                 rest = &after[bytes.len()..];
@@ -177,7 +188,7 @@ fn read_msg(body: &[u8], whole: &[u8], manner: &mut Manner) -> Result<Request, W
                 let (mut left, mut documents) = (&section[zero + 1..], Vec::new());
                 while !left.is_empty() {
                     let bytes = first_document(left)?;
-                    check::document(bytes).map_err(|error| WireError(error.to_string()))?;
+                    refused = check(bytes)?.or(refused);
                     documents.push(bytes.to_vec());
                     left = &left[bytes.len()..];
                 }
@@ -191,7 +202,13 @@ fn read_msg(body: &[u8], whole: &[u8], manner: &mut Manner) -> Result<Request, W
         }
     }
     match main {
-        Some(body) => Ok(Request { body, sequences }),
+        // What was refused is not looked at any more, and nothing of it runs.
+        Some(_) if refused.is_some() => Ok(Request { refused, ..Request::default() }),
+        Some(bytes) => {
+            let body = Document::from_reader(bytes);
+            let body = body.map_err(|error| WireError(error.to_string()))?;
+            Ok(Request { body, sequences, refused })
+        }
         None => broken("a message has no body"),
     }
 }
@@ -214,7 +231,7 @@ fn read_query(body: &[u8], manner: &mut Manner) -> Result<Request, WireError> {
         command = inner.clone();
     }
     command.insert("$db", database);
-    Ok(Request { body: command, sequences: Vec::new() })
+    Ok(Request { body: command, ..Request::default() })
 }
 
 fn unpack(compressor: u8, packed: &[u8], size: usize) -> Result<Vec<u8>, WireError> {
@@ -343,6 +360,28 @@ mod tests {
             length(&[0, 0, 0, 0], LONGEST_MESSAGE).is_err()
                 && length(&[0xff; 4], LONGEST_MESSAGE).is_err()
         );
+    }
+
+    #[test]
+    fn a_request_that_is_nested_too_deeply_is_refused_and_breaks_no_connection() {
+        let deep = |levels: usize| (1..levels).fold(doc! {}, |inner, _| doc! { "a": inner });
+        let asked = |document| frame(1, &doc! { "insert": "c", "$db": "d", "documents": document });
+        let (_, taken) = read(&asked(deep(check::DEEPEST - 1)), LONGEST_MESSAGE).unwrap();
+        assert!(taken.name() == "insert" && taken.refused.is_none());
+        let (_, request) = read(&asked(deep(check::DEEPEST)), LONGEST_MESSAGE).unwrap();
+        assert_eq!(request.refused.map(|error| error.code), Some(Code::Overflow));
+        assert!(request.body.is_empty() && request.sequences.is_empty());
+        // The same beside the body.
+        let mut framed = frame(1, &doc! { "insert": "c", "$db": "d" });
+        let section = deep(check::DEEPEST + 1).to_vec().unwrap();
+        framed.push(1);
+        framed.extend((4 + 10 + section.len() as u32).to_le_bytes());
+        framed.extend(b"documents\0");
+        framed.extend(section);
+        let length = framed.len() as u32;
+        framed[..4].copy_from_slice(&length.to_le_bytes());
+        let (_, request) = read(&framed, LONGEST_MESSAGE).unwrap();
+        assert_eq!(request.refused.map(|error| error.code), Some(Code::Overflow));
     }
 
     #[test]

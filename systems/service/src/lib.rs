@@ -40,8 +40,13 @@ pub trait Service: fmt::Debug + Send + Sync {
     /// The word that names it: its configuration table, `--without NAME`, its metrics' prefix.
     fn name(&self) -> &'static str;
 
-    /// What the banner and the status page say of it.
+    /// What the banner and the status page say of it: what stays as it is while it runs.
     fn facts(&self) -> Vec<Fact>;
+
+    /// What the status page says of it beside that: how it stands at this moment.
+    fn now(&self) -> Vec<Fact> {
+        Vec::new()
+    }
 
     /// Its metric sets; each is registered once, after the service was opened.
     fn metrics(&self) -> Vec<Arc<dyn MetricSet>>;

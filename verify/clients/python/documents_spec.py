@@ -11,6 +11,7 @@ import sys
 import time
 
 import pymongo
+import pymongo.common
 from bson import Binary, Decimal128, Int64, ObjectId, Regex, Timestamp, json_util
 from pymongo import (DeleteMany, DeleteOne, InsertOne, ReplaceOne, ReturnDocument, UpdateMany, UpdateOne)
 from pymongo.change_stream import ChangeStream
@@ -23,7 +24,14 @@ from pymongo.read_preferences import make_read_preference, read_pref_mode_from_n
 from pymongo.write_concern import WriteConcern
 
 SERVER = (7, 0, 0)
+POINTS = ("failCommand", "onPrimaryTransactionalWrite")
+# As the driver's own runner has it: a server that closed a connection is looked at again at once.
+pymongo.common.MIN_HEARTBEAT_INTERVAL = 0.01
 OPTIONS = json_util.JSONOptions(json_mode=json_util.JSONMode.RELAXED, tz_aware=False, document_class=dict)
+
+
+# Words of the format for those of the driver.
+CONCERN = {"wtimeoutMS": "wtimeout", "journal": "j"}
 
 
 class Skip(Exception):
@@ -119,7 +127,7 @@ class World:
             if name == "readConcern":
                 made["read_concern"] = ReadConcern(value.get("level"))
             elif name == "writeConcern":
-                made["write_concern"] = WriteConcern(**{snake(k) if k != "wtimeoutMS" else "wtimeout": v for k, v in value.items()})
+                made["write_concern"] = WriteConcern(**{CONCERN.get(k, k): v for k, v in value.items()})
             elif name == "readPreference":
                 if value["mode"].lower() == "secondary":
                     raise Skip("no secondary")
@@ -234,7 +242,12 @@ class World:
 
     def special(self, name, given):
         if name in ("failPoint", "targetedFailPoint"):
-            raise Skip("fail points")
+            point = given["failPoint"]
+            if point["configureFailPoint"] not in POINTS:
+                raise Skip("fail point " + point["configureFailPoint"])
+            with pymongo.MongoClient(self.uri) as plain:
+                plain.admin.command(point)
+            return None
         if name in ("assertCollectionExists", "assertCollectionNotExists", "assertIndexExists", "assertIndexNotExists"):
             client = pymongo.MongoClient(self.uri)
             database = client[given["databaseName"]]
@@ -445,7 +458,7 @@ class World:
         if "max_commit_time_m_s" in a:
             a["max_commit_time_ms"] = a.pop("max_commit_time_m_s")
         if isinstance(a.get("write_concern"), dict):
-            a["write_concern"] = WriteConcern(**{snake(k) if k != "wtimeoutMS" else "wtimeout": v for k, v in a["write_concern"].items()})
+            a["write_concern"] = WriteConcern(**{CONCERN.get(k, k): v for k, v in a["write_concern"].items()})
         if isinstance(a.get("read_preference"), dict):
             a["read_preference"] = World.concerns({"readPreference": a["read_preference"]})["read_preference"]
         return a
@@ -535,8 +548,6 @@ def run_test(uri, whole, test):
         raise Skip(test["skipReason"])
     if not runnable(whole.get("runOnRequirements")) or not runnable(test.get("runOnRequirements")):
         raise Skip("not for a replica set of this version")
-    if any(one["name"] in ("failPoint", "targetedFailPoint") for one in test["operations"]):
-        raise Skip("fail points")
     with pymongo.MongoClient(uri) as plain:
         for data in whole.get("initialData", []):
             database = plain[data["databaseName"]]
@@ -552,6 +563,9 @@ def run_test(uri, whole, test):
         for operation in test["operations"]:
             outcome_of(world, operation)
     finally:
+        with pymongo.MongoClient(uri) as plain:
+            for point in POINTS:
+                plain.admin.command({"configureFailPoint": point, "mode": "off"})
         world.close()
     with pymongo.MongoClient(uri) as plain:
         for data in test.get("outcome", []):

@@ -17,9 +17,10 @@ knobs! {
         oplog_size: Size = "64MiB", "Bytes of log each database keeps for change streams, and as many for members of its replica set that were away; 0 keeps no log.";
         authentication: Switch = "off", "Clients must show who they are (SCRAM-SHA-256); while there is no user, createUser works from this host without.";
         cursor_timeout: Span = "10m", "A cursor unused for this long is closed, unless its client asked that it is not.";
-        members: SetMembers = "none", "Members of the replica set of a cluster's documents, the same at each, this node among them: NUMBER=ADDRESS with their numbers in the cluster, apart by commas. none: nodes of a cluster have no document store.";
+        members: SetMembers = "none", "Members of the replica set of a cluster's documents, this node among them, the same at each unless they are being changed: NUMBER=ADDRESS with their numbers in the cluster, apart by commas. none: nodes of a cluster have no document store.";
         election_timeout: Span = "1s", "A primary that is silent for so long is taken for dead, and another member is elected. A primary that no majority talked to for twice as long takes no writes.";
         transaction_lifetime: Span = "1m", "A transaction that is not committed for this long is ended without a trace.";
+        test_commands: Switch = "off", "Clients may make commands fail on order (configureFailPoint), as tests of drivers do; MongoDB's enableTestCommands.";
         is_rdma: Switch = "on", "Clients may send their commands over fabric (shared memory, RDMA, TCP), met at the fabric address; off: they use TCP and the MongoDB wire.";
         channel_max_clients: Number = "1024", "Fabric clients served at once, 1 to 60000.";
         channel_region: Size = "4MiB", "Registered memory for the long commands of each fabric client; less is registered while the host is loaded (S of RMongo's Algorithm 2).";

@@ -240,6 +240,21 @@ fn whole(document: &Document, path: &[&str]) -> i64 {
     }
 }
 
+/// The primary: its address, or its number where the setting of the member that was asked does not name it.
+fn primary_of(status: &Document) -> String {
+    match (status.get_str("primary"), status.get_i32("primaryId")) {
+        (Ok(address), _) => address.to_owned(),
+        (_, Ok(number)) => format!("member {number}"),
+        _ => "none".to_owned(),
+    }
+}
+
+/// The members whose votes count, by the member that was asked.
+fn voters_of(status: &Document) -> Vec<i32> {
+    let voters = status.get_array("voters").into_iter().flatten();
+    voters.filter_map(Bson::as_i32).collect()
+}
+
 fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
     let mut asker = Asker::open(door.address)?;
     let hello = asker.ask("admin", doc! { "hello": 1 })?;
@@ -284,6 +299,8 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
             "primary": replica.as_ref().and_then(|(status, _)| status.get_str("primary").ok()),
             "taken_back": replica.as_ref().map(|(status, _)| whole(status, &["counts", "takenBack"])),
             "copies": replica.as_ref().map(|(status, _)| whole(status, &["counts", "copies"])),
+            "voters": replica.as_ref().map(|(status, _)| voters_of(status)),
+            "reason": replica.as_ref().and_then(|(status, _)| status.get_str("reason").ok()),
             "sync_carrier": replica.as_ref().and_then(|(status, _)| status.get_str("syncCarrier").ok()),
             "members": replica.as_ref().map(|(_, members)| members),
         }))?;
@@ -297,14 +314,17 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
     ))?;
     if let Some((status, members)) = &replica {
         output.line(format_args!(
-            "term {}, primary {}, {} changes taken back here{}",
+            "term {}, primary {}, voters {}, {} changes taken back here{}",
             whole(status, &["term"]),
-            status.get_str("primary").unwrap_or("none"),
+            primary_of(status),
+            voters_of(status).iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
             whole(status, &["counts", "takenBack"]),
             if status.get_bool("paused").unwrap_or(false) { ", paused" } else { "" }
         ))?;
-        if let Ok(why) = status.get_str("broken") {
-            output.line(format_args!("STOPPED: {why}"))?;
+        match (status.get_str("broken"), status.get_str("reason")) {
+            (Ok(why), _) => output.line(format_args!("STOPPED: {why}"))?,
+            (_, Ok(why)) => output.line(format_args!("reason: {why}"))?,
+            _ => {}
         }
         let cells: Vec<Vec<String>> = members
             .iter()

@@ -106,6 +106,7 @@ pub fn opening(
         engine: EngineOptions {
             log_bytes: documents.oplog_size.0,
             authentication: documents.authentication.0,
+            test_commands: documents.test_commands.0,
             most_cursors: documents.max_cursors.0 as usize,
             cursor_timeout_ms: u64::try_from(documents.cursor_timeout.0.as_millis())
                 .unwrap_or(u64::MAX),

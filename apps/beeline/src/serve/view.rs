@@ -96,37 +96,37 @@ impl Source for View {
         page.push(Section::facts("Node", self.banner.facts()));
         let fact = |name: &str, value: String| (name.to_owned(), value);
         let uptime = self.started.elapsed();
-        page.push(Section::facts(
-            "Now",
-            vec![
-                fact("up for", span(uptime)),
-                fact("keys", count(total.keys)),
-                fact("Redis clients", count(stats.connected_clients as u64)),
-                fact("commands since start", count(stats.loops.commands)),
-                fact("one-sided clients", count(stats.loops.fabric_clients)),
-                fact("one-sided requests", count(stats.loops.fabric_requests)),
-                fact(
-                    "pool",
-                    format!(
-                        "{} of {} used, {} live, {} to collect",
-                        human_bytes(stats.pool_used_bytes),
-                        human_bytes(stats.pool_capacity_bytes),
-                        human_bytes(total.live_bytes),
-                        human_bytes(stats.store.garbage_bytes),
-                    ),
+        let standing: Vec<_> = lock(&self.services).iter().flat_map(Service::now).collect();
+        let mut now = vec![
+            fact("up for", span(uptime)),
+            fact("keys", count(total.keys)),
+            fact("Redis clients", count(stats.connected_clients as u64)),
+            fact("commands since start", count(stats.loops.commands)),
+            fact("one-sided clients", count(stats.loops.fabric_clients)),
+            fact("one-sided requests", count(stats.loops.fabric_requests)),
+            fact(
+                "pool",
+                format!(
+                    "{} of {} used, {} live, {} to collect",
+                    human_bytes(stats.pool_used_bytes),
+                    human_bytes(stats.pool_capacity_bytes),
+                    human_bytes(total.live_bytes),
+                    human_bytes(stats.store.garbage_bytes),
                 ),
-                fact("hits and misses", format!("{} / {}", count(total.hits), count(total.misses))),
-                fact(
-                    "expired, evicted",
-                    format!("{} / {}", count(total.expired), count(total.evicted)),
-                ),
-                fact("memory resident", human_bytes(self.process.process_resident_bytes.value())),
-                fact(
-                    "processor time",
-                    span(Duration::from_nanos(self.process.process_cpu_seconds.value())),
-                ),
-            ],
-        ));
+            ),
+            fact("hits and misses", format!("{} / {}", count(total.hits), count(total.misses))),
+            fact(
+                "expired, evicted",
+                format!("{} / {}", count(total.expired), count(total.evicted)),
+            ),
+            fact("memory resident", human_bytes(self.process.process_resident_bytes.value())),
+            fact(
+                "processor time",
+                span(Duration::from_nanos(self.process.process_cpu_seconds.value())),
+            ),
+        ];
+        now.extend(standing.into_iter().map(|fact| (fact.name, fact.value)));
+        page.push(Section::facts("Now", now));
         let rows = self.command_rows();
         if !rows.is_empty() {
             page.push(Section::table("Commands, by time spent", &COMMAND_HEAD, cells(&rows)));

@@ -30,6 +30,8 @@ use crate::reply::Reply;
 const LONGEST_WAIT_MS: i64 = 5000;
 /// A longer body is read and executed by a worker, however few documents its command looks at.
 const LONG_BODY: usize = 256 << 10;
+/// A buffer for documents that grew past this is not kept for the next one.
+const LONGEST_FOUND: usize = 1 << 20;
 /// A worker that made a longer reply goes on with its channel once the reply is written.
 const LONG_REPLY: usize = 64 << 10;
 
@@ -61,6 +63,8 @@ pub(super) struct Executive {
     pub(super) handle: ChannelHandle,
     pub(super) runtime: Runtime,
     pub(super) workers: Mutex<Vec<JoinHandle<()>>>,
+    /// Where `find` is among the commands whose times are counted.
+    pub(super) find: usize,
 }
 
 impl fmt::Debug for Executive {
@@ -306,18 +310,24 @@ pub(super) struct Executor<'t> {
     pub(super) executive: &'t Arc<Executive>,
     pub(super) peers: &'t mut HashMap<Key, Peer>,
     pub(super) connections: &'t mut i32,
+    /// A document that is found on its way into a reply.
+    pub(super) found: &'t mut Vec<u8>,
 }
 
 impl Executor<'_> {
     fn peer(&mut self, channel: Key) -> &Peer {
-        let connections = &mut *self.connections;
-        self.peers.entry(channel).or_insert_with(|| {
-            *connections = connections.wrapping_add(1).max(FIRST_CONNECTION);
-            let peer = format!("fabric:{}", channel.1);
-            let session = Session { connection: *connections, peer, ..Session::default() };
-            Peer { session: Arc::new(Mutex::new(session)), here: watch::channel(()).0 }
-        })
+        peer_of(self.peers, self.connections, channel)
     }
+}
+
+/// A channel's peer, made at its first request.
+fn peer_of<'p>(peers: &'p mut HashMap<Key, Peer>, connections: &mut i32, channel: Key) -> &'p Peer {
+    peers.entry(channel).or_insert_with(|| {
+        *connections = connections.wrapping_add(1).max(FIRST_CONNECTION);
+        let peer = format!("fabric:{}", channel.1);
+        let session = Session { connection: *connections, peer, ..Session::default() };
+        Peer { session: Arc::new(Mutex::new(session)), here: watch::channel(()).0 }
+    })
 }
 
 impl Executor<'_> {
@@ -369,14 +379,17 @@ impl Handler for Executor<'_> {
         let executive = self.executive;
         let replica = executive.engine.replica.get();
         let (channel, index) = ((self.token, incoming.channel), incoming.message.index);
-        let peer = self.peer(channel);
+        let peer = peer_of(self.peers, self.connections, channel);
         if incoming.message.kind == MessageType::Query
             && replica.is_none_or(|replica| replica.writes())
             && let Ok(session) = peer.session.try_lock()
             && let began = Instant::now()
-            && point::answer(&executive.engine, &session, incoming.body, reply)
+            && point::answer(&executive.engine, &session, incoming.body, self.found, reply)
         {
-            executive.engine.times.record("find", began.elapsed());
+            executive.engine.times.record_at(executive.find, began.elapsed());
+            if self.found.capacity() > LONGEST_FOUND {
+                *self.found = Vec::new();
+            }
             return Answer::Reply;
         }
         let job = |peer: &Peer| Job {

@@ -43,6 +43,7 @@ pub(super) struct Thread {
     armed: bool,
     peers: HashMap<Key, Peer>,
     connections: i32,
+    found: Vec<u8>,
     executive: Arc<Executive>,
     /// Channels whose next command begins once the reply to the last one is written.
     unwritten: Vec<Key>,
@@ -60,6 +61,7 @@ macro_rules! executor {
             executive: &$thread.executive,
             peers: &mut $thread.peers,
             connections: &mut $thread.connections,
+            found: &mut $thread.found,
         }
     };
 }
@@ -82,6 +84,7 @@ impl Thread {
             armed: false,
             peers: HashMap::new(),
             connections: FIRST_CONNECTION,
+            found: Vec::new(),
             executive,
             unwritten: Vec::new(),
             gone: ServerCounters::default(),

@@ -24,7 +24,7 @@ pub(super) fn explain(context: &mut Context<'_>) -> Result<Reply> {
             format!("Enumeration value '{verbosity}' for field 'verbosity' is not a valid value."),
         );
     }
-    context.request = Request { body: inner, sequences: Vec::new() };
+    context.request = Request { body: inner, ..Request::default() };
     let name = context.request.name().to_owned();
     let collection = context.collection_name()?;
     let asked = match name.as_str() {

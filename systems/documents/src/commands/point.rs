@@ -52,8 +52,14 @@ fn read(bytes: &[u8]) -> Option<Point<'_>> {
     Some(Point { collection, database: database?, id: id? })
 }
 
-/// Answers the request; false where it declines, and nothing was written.
-pub fn answer(engine: &Engine, session: &Session, bytes: &[u8], out: &mut impl Out) -> bool {
+/// Answers the request; false where it declines, and nothing was written. The document passes through `found`.
+pub fn answer(
+    engine: &Engine,
+    session: &Session,
+    bytes: &[u8],
+    found: &mut Vec<u8>,
+    out: &mut impl Out,
+) -> bool {
     if engine.authentication && session.user.is_none()
         || session.users_seen != engine.users_changed.load(Ordering::Acquire)
     {
@@ -61,14 +67,13 @@ pub fn answer(engine: &Engine, session: &Session, bytes: &[u8], out: &mut impl O
     }
     let Some(point) = read(bytes) else { return false };
     let Some(database) = engine.database(point.database) else { return false };
-    let mut found = Vec::new();
     let looked = engine.with(&database, |row| {
         let Some(collection) =
             database.collection(point.collection).filter(|known| known.capped.is_none())
         else {
             return Ok(None);
         };
-        row.get(&numbered(kind::RECORD, collection.id, &key(&point.id)), &mut found).map(Some)
+        row.get(&numbered(kind::RECORD, collection.id, &key(&point.id)), found).map(Some)
     });
     // Errors are the other way's to report.
     let Ok(Some(is_there)) = looked else { return false };
@@ -100,7 +105,7 @@ mod tests {
             session: &mut Session::default(),
             identity: &identity,
             database: String::new(),
-            request: Request { body, sequences: Vec::new() },
+            request: Request { body, ..Request::default() },
             may_wait: false,
         };
         let mut out = Vec::new();
@@ -142,7 +147,11 @@ mod tests {
         ] {
             let mut out = Vec::new();
             let bytes = body.to_vec().unwrap();
-            assert_eq!(answer(&engine, &session, &bytes, &mut out), answers, "{body}");
+            assert_eq!(
+                answer(&engine, &session, &bytes, &mut Vec::new(), &mut out),
+                answers,
+                "{body}"
+            );
             if answers {
                 assert_eq!(out, run_plainly(&engine, body));
                 answered += 1;
@@ -150,7 +159,7 @@ mod tests {
                 assert!(out.is_empty());
             }
             for cut in 0..bytes.len() {
-                assert!(!answer(&engine, &session, &bytes[..cut], &mut out));
+                assert!(!answer(&engine, &session, &bytes[..cut], &mut Vec::new(), &mut out));
             }
         }
         assert_eq!(answered, 5);
@@ -164,8 +173,8 @@ mod tests {
         engine.collection_or_new(&database, "c").unwrap();
         let body = doc! { "find": "c", "filter": { "_id": 1 }, "$db": "d" }.to_vec().unwrap();
         let mut session = Session::default();
-        assert!(!answer(&engine, &session, &body, &mut Vec::new()));
+        assert!(!answer(&engine, &session, &body, &mut Vec::new(), &mut Vec::new()));
         session.user = Some("u".to_owned());
-        assert!(answer(&engine, &session, &body, &mut Vec::new()));
+        assert!(answer(&engine, &session, &body, &mut Vec::new(), &mut Vec::new()));
     }
 }

@@ -76,6 +76,11 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     Ok(Reply::Document(reply))
 }
 
+/// The address of a member, unless this one's setting does not name it: the members are about to change then.
+fn named(replica: &Replica, member: u16) -> Option<String> {
+    replica.options.members.get(&member).map(ToString::to_string)
+}
+
 /// What a member of a replica set says of the set, of itself, and how far it is.
 fn membership(replica: &Replica, word: &str) -> Document {
     let (term, primary) = replica.primary();
@@ -95,8 +100,8 @@ fn membership(replica: &Replica, word: &str) -> Document {
             "majorityOpTime": optime(majority), "majorityWriteDate": date(majority),
         },
     };
-    if let Some(primary) = primary {
-        said.insert("primary", replica.address(primary));
+    if let Some(address) = primary.and_then(|primary| named(replica, primary)) {
+        said.insert("primary", address);
     }
     // Fabric clients go on to the primary's fabric door.
     let fabric = &replica.options.fabric;
@@ -183,7 +188,10 @@ fn set_status(context: &Context<'_>, replica: &Replica, name: &str) -> Document 
         "ok": 1.0,
     };
     if let Some(primary) = primary {
-        status.insert("primary", replica.address(primary));
+        status.insert("primaryId", i32::from(primary));
+        if let Some(address) = named(replica, primary) {
+            status.insert("primary", address);
+        }
     }
     if let Some(why) = replica.broken() {
         status.insert("broken", why);
@@ -216,7 +224,7 @@ pub(super) fn connection_status(context: &mut Context<'_>) -> Result<Reply> {
 
 pub(super) fn get_parameter(context: &mut Context<'_>) -> Result<Reply> {
     let lifetime = (context.engine.transactions.lifetime_ms() / 1000) as i32;
-    let known = doc! { "transactionLifetimeLimitSeconds": lifetime, "featureCompatibilityVersion": { "version": "7.0" }, "authenticationMechanisms": ["SCRAM-SHA-256"], "enableTestCommands": false };
+    let known = doc! { "transactionLifetimeLimitSeconds": lifetime, "featureCompatibilityVersion": { "version": "7.0" }, "authenticationMechanisms": ["SCRAM-SHA-256"], "enableTestCommands": context.engine.fail_points.is_on() };
     let mut reply = Document::new();
     let all =
         matches!(context.request.body.get("getParameter"), Some(Bson::String(all)) if all == "*");

@@ -206,12 +206,13 @@ impl Session {
     /// Copies all documents, then fetches the log up to where it was when the last was copied.
     fn copy(&self, source: &mut dyn SyncSource) -> Result<(), Ended> {
         let replica = &self.replica;
+        // First, so that a member keeps what it has while the primary does not know it.
+        let (rows, start) = source.rows()?;
         replica.set_state(State::Copying);
         tracing::info!(source = self.source, "all documents are copied");
         replica.store.clear()?;
         replica.resync.store(false, Ordering::SeqCst);
         self.engine.reload()?;
-        let (rows, start) = source.rows()?;
         for row in &rows {
             let mut after: Option<Vec<u8>> = None;
             loop {

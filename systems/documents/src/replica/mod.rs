@@ -550,6 +550,20 @@ impl Replica {
         }
     }
 
+    /// How this member stands, in one line.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let ((term, primary), me) = (self.primary(), self.options.me);
+        let mut words = format!("member {me}, {} in term {term}", self.state().word());
+        if let Some(primary) = primary.filter(|primary| *primary != me) {
+            words.push_str(&format!(", led by {}", self.address(primary)));
+        }
+        if let Some(reason) = self.reason() {
+            words.push_str(&format!("; {}", reason.text));
+        }
+        words
+    }
+
     /// Notes since when this member is ill.
     fn note_health(&self, now_ms: u64) {
         let ill = self.reason().is_some_and(|reason| reason.ill);

@@ -46,7 +46,7 @@ impl Client {
             session,
             identity: &self.identity,
             database: String::new(),
-            request: Request { body, sequences: Vec::new() },
+            request: Request { body, ..Request::default() },
             may_wait: false,
         };
         let reply = commands::run(&mut context);
