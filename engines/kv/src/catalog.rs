@@ -1,9 +1,10 @@
 //! Which namespaces there are: kept as entries of the system's namespace, one for each.
 //!
 //! ```text
-//! key "namespace:" number u32 (big-endian) → format u8 | flags u8 (1 by row, 2 ordered) |
+//! key "namespace:" number u32 (big-endian) → format u8 | flags u8 (1 by row, 2 ordered, 4 streams) |
 //!                                            policy of eviction u8 | 5 zeros |
-//!                                            time to live u64, ms | since u64 | most bytes u64
+//!                                            time to live u64, ms; of streams bytes kept |
+//!                                            since u64 | most bytes u64
 //! ```
 //!
 //! A record of format 1 ends before the most bytes, and has no policy: one without a limit is
@@ -36,6 +37,7 @@ const FORMAT: u8 = 1;
 const LIMITED: u8 = 2;
 const BY_ROW: u8 = 1;
 const ORDERED: u8 = 2;
+const STREAM: u8 = 4;
 /// Of a record of the first format; a limit follows.
 const RECORD_BYTES: usize = 24;
 const LIMITED_BYTES: usize = 32;
@@ -113,9 +115,12 @@ fn encode(known: &Known) -> Vec<u8> {
     let mut record = vec![0; if limited { LIMITED_BYTES } else { RECORD_BYTES }];
     record[0] = if limited { LIMITED } else { FORMAT };
     record[1] = if known.options.by_row { BY_ROW } else { 0 }
-        | if known.options.ordered { ORDERED } else { 0 };
+        | if known.options.ordered { ORDERED } else { 0 }
+        | if known.options.stream { STREAM } else { 0 };
     record[2] = code_of(known.limit.eviction);
-    record[8..16].copy_from_slice(&known.options.time_to_live_ms.to_le_bytes());
+    let options = &known.options;
+    let term = if options.stream { options.keep_bytes } else { options.time_to_live_ms };
+    record[8..16].copy_from_slice(&term.to_le_bytes());
     record[16..24].copy_from_slice(&known.since.to_le_bytes());
     if limited {
         record[24..32].copy_from_slice(&known.limit.max_bytes.to_le_bytes());
@@ -123,7 +128,8 @@ fn encode(known: &Known) -> Vec<u8> {
     record
 }
 
-fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
+/// Number and contents of a record; `None` where the key is that of something else.
+pub(crate) fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
     let Some(number) = key.strip_prefix(PREFIX).and_then(|number| number.try_into().ok()) else {
         return Ok(None);
     };
@@ -136,7 +142,8 @@ fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
         return Err(KvError::Format { what, found, supported });
     }
     let policy = Eviction::ALL.get(usize::from(record[2])).copied();
-    let (Some(eviction), FORMAT | LIMITED, 0) = (policy, format, record[1] & !(BY_ROW | ORDERED))
+    let (Some(eviction), FORMAT | LIMITED, 0) =
+        (policy, format, record[1] & !(BY_ROW | ORDERED | STREAM))
     else {
         let (found, supported) = (u64::from(format), u64::from(LIMITED));
         return Err(KvError::Format { what, found, supported });
@@ -146,10 +153,13 @@ fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
         word.copy_from_slice(&record[at..at + 8]);
         u64::from_le_bytes(word)
     };
+    let stream = record[1] & STREAM != 0;
     let options = NamespaceOptions {
         by_row: record[1] & BY_ROW != 0,
         ordered: record[1] & ORDERED != 0,
-        time_to_live_ms: u64_at(8),
+        time_to_live_ms: if stream { 0 } else { u64_at(8) },
+        stream,
+        keep_bytes: if stream { u64_at(8) } else { 0 },
     };
     let max_bytes = if format == LIMITED { u64_at(24) } else { 0 };
     let limit = NamespaceLimit { max_bytes, eviction };
@@ -233,11 +243,15 @@ impl Shard {
         let shard = self.index;
         let extra = self.spaces.open(known.tagged);
         if let Some(account) = &account {
-            account.set(shard, extra.index.live_bytes);
+            let streams = extra.streams.as_ref().map_or(0, |streams| streams.bytes());
+            account.set(shard, extra.index.live_bytes + streams);
         }
         extra.index.account = account;
         if known.options.ordered && extra.ordered.is_none() {
             extra.ordered = Some(Ordered::default());
+        }
+        if known.options.stream {
+            extra.streams.get_or_insert_default();
         }
     }
 
@@ -245,6 +259,7 @@ impl Shard {
     /// from all entries.
     pub(crate) fn put_in_order(&mut self) {
         for namespace in self.spaces.extra_numbers() {
+            self.settle_streams(namespace);
             let ordered = self.spaces.extra(namespace).is_some_and(|extra| extra.ordered.is_some());
             if ordered {
                 let built = self.sorted(namespace);
@@ -341,6 +356,17 @@ impl Keyspace<'_> {
             }
             let reason = "it is there with other options";
             return Err(KvError::NamespaceTaken { number, reason });
+        }
+        if options.stream && (options.ordered || options.time_to_live_ms != 0) {
+            let reason = "streams have no order of keys and no time to live";
+            return Err(KvError::NamespaceTaken { number, reason });
+        }
+        if options.keep_bytes != 0 && !options.stream {
+            let reason = "bytes to keep are for streams";
+            return Err(KvError::NamespaceTaken { number, reason });
+        }
+        if options.stream {
+            self.store().raise_format_for_streams()?;
         }
         self.enter(number, options, NamespaceLimit::default())
     }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use beeline_pmem::{Pool, PoolOptions};
 
+use crate::check_streams::{Gathered, StreamSeen};
 use crate::entry::{FIRST_ENTRY, HEADER_BYTES, Header, Sealer};
 use crate::segments::{FORMAT, FORMAT_PLAIN, SETTLED, SegmentState, UNTRUSTED, word};
 use crate::store::{STORE_FORMAT, root};
@@ -35,6 +36,8 @@ pub struct CheckReport {
     pub clean: bool,
     /// Entries whose loss somebody accepted.
     pub accepted: u64,
+    /// Streams, by namespace and row.
+    pub streams: Vec<StreamSeen>,
     /// What nothing explains.
     pub damages: Vec<Damage>,
 }
@@ -94,6 +97,8 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
         damage(None, format!("format word is {format}"));
     }
     let sealer = Sealer::new(&pool.secret());
+    let mut gathered = Gathered::new(pool.root_word(root::BARRIER_SYSTEM));
+    let mut states = Vec::new();
     for segment in segments {
         let id = segment.id();
         let found = segment.word(word::FORMAT);
@@ -107,12 +112,27 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
         let flags = if segment.is_shared() { UNTRUSTED } else { 0 }
             | if findings.clean { SETTLED } else { 0 };
         let state = SegmentState::new(segment, 0, flags, FIRST_ENTRY, false);
-        check_segment(&sealer, &state, &mut report);
+        check_segment(&sealer, &state, &mut report, &mut gathered);
+        states.push(state);
+    }
+    gathered.find_heads(&sealer, &states);
+    report.streams = gathered.streams();
+    let lost = report.accepted > 0 || pool.root_word(root::ACCEPTED) != 0;
+    for stream in report.streams.iter().filter(|stream| stream.missing > 0 && !lost) {
+        let StreamSeen { namespace, missing, .. } = stream;
+        let row = String::from_utf8_lossy(&stream.row).into_owned();
+        let what = format!("the stream {row:?} of namespace {namespace} lacks {missing} positions");
+        report.damages.push(Damage { segment: None, what });
     }
     report
 }
 
-fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport) {
+fn check_segment(
+    sealer: &Sealer,
+    state: &SegmentState,
+    report: &mut CheckReport,
+    gathered: &mut Gathered,
+) {
     let client = state.is(UNTRUSTED);
     let mut copy = Vec::new();
     let bytes = walk::bytes_of(state, &mut copy);
@@ -123,6 +143,7 @@ fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport
             return;
         }
         report.entries += 1;
+        gathered.take(state.id, &found, bytes);
         let used = u64::from(found.offset) + found.header.used_bytes();
         let end = found.offset + found.header.slot_bytes;
         // A client's slot may hold what is left of a longer, older entry.

@@ -7,7 +7,7 @@
 //! 20 slot_bytes    u32  distance to the next entry; set once at append
 //! 24 key_length    u16
 //! 26 kind          u8   encoding of the value: 0 string
-//! 27 flags         u8   TOMBSTONE 1, EXPIRES 2, BATCH_MORE 4
+//! 27 flags         u8   TOMBSTONE 1, EXPIRES 2, BATCH_MORE 4, APPENDED 8
 //! 28 value_length  u32
 //! 32 expires_at_ms u64  0 = never
 //! 40 namespace     u32  0 to 15 are the databases; then four zero bytes
@@ -38,7 +38,14 @@ pub const EXPIRES: u8 = 2;
 /// More entries of the same atomic batch follow directly.
 pub const BATCH_MORE: u8 = 4;
 
-const KNOWN_FLAGS: u8 = TOMBSTONE | EXPIRES | BATCH_MORE;
+/// The entry belongs to a stream: the last [`STREAM_KEY_BYTES`] of its key are the stream's generation and
+/// its position.
+pub const APPENDED: u8 = 8;
+
+const KNOWN_FLAGS: u8 = TOMBSTONE | EXPIRES | BATCH_MORE | APPENDED;
+
+/// Bytes at the end of the key of a stream's entry.
+pub const STREAM_KEY_BYTES: usize = 16;
 
 /// The first 48 bytes of an entry, decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +62,7 @@ pub struct Header {
     pub key_length: u16,
     /// Encoding of the value.
     pub kind: u8,
-    /// [`TOMBSTONE`], [`EXPIRES`], [`BATCH_MORE`].
+    /// [`TOMBSTONE`], [`EXPIRES`], [`BATCH_MORE`], [`APPENDED`].
     pub flags: u8,
     /// Value length in bytes.
     pub value_length: u32,
@@ -138,6 +145,23 @@ impl Header {
             && self.flags & !KNOWN_FLAGS == 0
             && (self.flags & EXPIRES != 0) == (self.expires_at_ms != 0)
             && (self.flags & TOMBSTONE == 0 || self.value_length == 0)
+            && (!self.is_appended()
+                || (self.flags & (TOMBSTONE | EXPIRES) == 0
+                    && usize::from(self.key_length) >= STREAM_KEY_BYTES))
+    }
+
+    /// True for an entry of a stream.
+    #[must_use]
+    #[inline]
+    pub fn is_appended(&self) -> bool {
+        self.flags & APPENDED != 0
+    }
+
+    /// The part of the entry's key that says where it belongs: of a stream's entry the stream's.
+    #[must_use]
+    #[inline]
+    pub fn place_of<'k>(&self, key: &'k [u8]) -> &'k [u8] {
+        if self.is_appended() { &key[..key.len().saturating_sub(STREAM_KEY_BYTES)] } else { key }
     }
 
     /// True for a deletion.

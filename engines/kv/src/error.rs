@@ -70,6 +70,14 @@ pub enum KvError {
         /// What it is, or is not.
         reason: &'static str,
     },
+    /// A stream was cut off behind the position asked for.
+    #[error("the stream begins at position {first}: what was before, as at {position}, is cut off")]
+    StreamCut {
+        /// The position asked for.
+        position: u64,
+        /// The least one that is there.
+        first: u64,
+    },
     /// The pool has no room left for new data and collection found too little garbage.
     #[error("the pool of {capacity_bytes} bytes is full; delete keys or enlarge the pool")]
     PoolFull {

@@ -37,11 +37,19 @@ pub enum KnownBug {
     SweepBeforePersist,
     /// A row that a crash left without a field stays after an opening.
     KeepHollowRows,
+    /// The next segment of streams is written before the former one is persisted.
+    GapBetweenSegments,
+    /// What a batch stored before it came to its first append stays in the other chain.
+    SplitBatch,
+    /// A segment whose streams were cut off in another shard's log does not remember that log.
+    ForgetTruncator,
+    /// A stream takes a change while its last one waits in another shard's log.
+    AppendAway,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -57,6 +65,10 @@ impl KnownBug {
         Self::ExpireWhileReplacing,
         Self::SweepBeforePersist,
         Self::KeepHollowRows,
+        Self::GapBetweenSegments,
+        Self::SplitBatch,
+        Self::ForgetTruncator,
+        Self::AppendAway,
     ];
 }
 

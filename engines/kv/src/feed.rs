@@ -49,6 +49,18 @@ pub enum EventKind {
     },
     /// It was deleted, or expired, or gave way to others.
     Delete,
+    /// An entry was appended to the stream that the key names.
+    Append {
+        /// Its place in the stream.
+        position: u64,
+        /// Bytes of the value.
+        value_length: u32,
+    },
+    /// The stream that the key names was cut off in front.
+    Truncate {
+        /// Least position that is there.
+        first: u64,
+    },
     /// Every key of the namespace was deleted; the event has no key.
     Clear,
 }

@@ -61,6 +61,27 @@ impl<'a> Keyspace<'a> {
         }
     }
 
+    /// Makes a locked shard the home, unless the open batch has entries where they are. So a stream
+    /// goes on in one log, as long as nothing else decides.
+    pub(crate) fn prefer_home(&mut self, wanted: usize) {
+        if self.home().index() == wanted || self.home().batch_entries() > 0 {
+            return;
+        }
+        let in_batch = self.home().in_batch();
+        let Shards::Many { shards, home } = &mut self.shards else { return };
+        let Some(at) = shards.iter().position(|shard| shard.index() == wanted) else { return };
+        if shards[at].in_batch() {
+            return;
+        }
+        let before = std::mem::replace(home, at);
+        let reserved = shards[before].take_reserved();
+        if in_batch {
+            shards[before].end_batch();
+            shards[at].begin_batch();
+        }
+        shards[at].put_back_reserved(reserved);
+    }
+
     /// The store.
     #[must_use]
     pub fn store(&self) -> &std::sync::Arc<Store> {
@@ -456,7 +477,10 @@ impl<'a> Keyspace<'a> {
             committed = self.home_mut().commit();
         }
         match &committed {
-            Ok(()) => self.shards_mut().for_each(|shard| shard.lean(false)),
+            Ok(()) => self.shards_mut().for_each(|shard| {
+                shard.lean(false);
+                shard.appends_in = shard.appends_in.filter(|log| *log != home);
+            }),
             Err(_) if !self.failed => self.shards_mut().for_each(Shard::poison_uncommitted),
             Err(_) => {}
         }

@@ -14,9 +14,11 @@
 //!
 //! Source: BOOM-KV. `docs/kv.md` holds the formats, the arguments and every deviation.
 
+mod append;
 mod audit;
 mod catalog;
 mod check;
+mod check_streams;
 mod counted;
 mod embedded;
 pub mod entry;
@@ -42,14 +44,17 @@ mod space_limit;
 mod spaces;
 mod stats;
 mod store;
+mod streams;
 mod unfinished;
 mod walk;
 pub mod wire;
 mod write_back;
 
+pub use append::{StreamEnds, StreamEntry};
 #[doc(hidden)]
 pub use audit::audit;
 pub use check::{CheckReport, Damage, check, check_pool, repair};
+pub use check_streams::StreamSeen;
 pub use embedded::Embedded;
 pub use error::KvError;
 pub use feed::{Event, EventKind, Events, FeedStats};

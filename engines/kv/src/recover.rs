@@ -14,6 +14,7 @@
 //!
 //! Source: BOOM-KV §3.6.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -25,9 +26,10 @@ use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
 use crate::segments::{FORMAT, FORMAT_PLAIN, QUARANTINED, SETTLED, SegmentState, UNTRUSTED, word};
 use crate::shard::Shard;
-use crate::shard::log::Appended;
+use crate::shard::log::{Appended, Chain};
 use crate::stats;
 use crate::store::{Store, root};
+use crate::streams::{Found as FoundRuns, Run, find_entry, split_stream};
 use crate::walk::{self, Found, Walked};
 use crate::{KvError, RecoveryReport, StoreOptions, Version};
 
@@ -173,6 +175,7 @@ fn recover_all(
     let mut held = Vec::new();
     let mut heads = Vec::new();
     let mut damaged = Vec::new();
+    let mut runs = Vec::new();
     for result in results {
         let outcome = result?;
         report.entries += outcome.report.entries;
@@ -184,11 +187,12 @@ fn recover_all(
         held.push(outcome.held);
         heads.push(outcome.heads);
         damaged.extend(outcome.damaged);
+        runs.extend(outcome.runs);
         store.version_seen(outcome.newest);
     }
     settle_damage(store, &damaged, accept_damage)?;
     stats::add(&store.counters[0].damaged, report.damaged);
-    take_in_held(store, shards, held)?;
+    take_in_held(store, shards, held, runs)?;
     for state in empty {
         store.table.remove(state.id);
         store.pool.free(Arc::clone(&state.segment))?;
@@ -199,11 +203,15 @@ fn recover_all(
     let mut index_bytes = 0;
     for shard in shards {
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-        let mine =
-            candidates.iter().filter(|candidate| candidate.state.owner as usize == shard.index());
-        if let Some(best) = mine.max_by_key(|candidate| candidate.newest) {
-            cut_off(store, &best.state)?;
-            shard.resume_head(&best.state);
+        for (chain, streams) in [(Chain::Data, false), (Chain::Appends, true)] {
+            let mine = candidates
+                .iter()
+                .filter(|candidate| candidate.state.owner as usize == shard.index())
+                .filter(|candidate| candidate.state.holds_runs() == streams);
+            if let Some(best) = mine.max_by_key(|candidate| candidate.newest) {
+                cut_off(store, &best.state)?;
+                shard.resume_head(chain, &best.state);
+            }
         }
         shard.end_hollow_rows(heads.iter().flatten())?;
         shard.tick();
@@ -243,6 +251,7 @@ fn take_in_held(
     store: &Arc<Store>,
     shards: &[Arc<Mutex<Shard>>],
     held: Vec<Vec<Recovered>>,
+    runs: Vec<(u32, FoundRuns)>,
 ) -> Result<(), KvError> {
     crate::catalog::load(store, shards)?;
     let mut guards: Vec<_> =
@@ -250,6 +259,15 @@ fn take_in_held(
     for entry in held.into_iter().flatten() {
         if entry.version >= store.barrier(entry.namespace) {
             guards[store.owner_of(entry.hash)].install_recovered(&entry);
+        }
+    }
+    for (namespace, found) in runs {
+        if store.barrier(namespace) == Version::MAX {
+            continue;
+        }
+        for (stream, runs) in found {
+            let Some((key, _)) = split_stream(&stream) else { continue };
+            guards[store.owner_of(store.place(namespace, key))].hold_runs(namespace, stream, runs);
         }
     }
     guards.iter_mut().for_each(|shard| shard.put_in_order());
@@ -286,6 +304,8 @@ struct Outcome {
     damaged: Vec<(Arc<SegmentState>, u32, u32)>,
     /// Entries of services' namespaces.
     held: Vec<Recovered>,
+    /// Runs of streams, by namespace.
+    runs: BTreeMap<u32, FoundRuns>,
     /// Heads of rows: which of them have no field is known once all fields were counted.
     heads: Vec<RecoveredHead>,
 }
@@ -315,7 +335,30 @@ impl<'a> Worker<'a> {
         let mut copy = std::mem::take(&mut self.copy);
         let bytes = walk::bytes_of(state, &mut copy);
         let store = self.store;
+        // Where the last entry of all ended: no reader walks over what does not verify.
+        let (mut end, mut hole) = (crate::entry::FIRST_ENTRY, false);
         let walked = walk::walk(&store.sealer, state, bytes, |found| {
+            let whole = std::mem::replace(&mut end, found.offset + found.header.slot_bytes);
+            let header = &found.header;
+            hole |= found.offset != whole;
+            // The header of one that was spoilt may say anything.
+            if header.is_appended() && !found.spoilt {
+                if std::mem::take(&mut hole) {
+                    close_runs(&mut self.outcome.runs, state.id);
+                }
+                self.outcome.report.entries += 1;
+                self.outcome.report.bytes += u64::from(header.slot_bytes);
+                // What a snapshot replaced may have had the same generations.
+                if header.version >= store.barrier(crate::SYSTEM_NAMESPACE) {
+                    let start = (found.offset + crate::entry::HEADER_BYTES) as usize;
+                    let key = &bytes[start..start + usize::from(header.key_length)];
+                    let runs = self.outcome.runs.entry(header.namespace).or_default();
+                    let place = (state.id, found.offset, header.slot_bytes);
+                    find_entry(runs, key, place);
+                }
+                return;
+            }
+
             self.outcome.report.entries += 1;
             self.outcome.report.bytes += u64::from(found.header.slot_bytes);
             let known = (found.header.namespace as usize) < crate::INDEXES;
@@ -424,6 +467,12 @@ impl<'a> Worker<'a> {
         self.persister.fence()?;
         Ok(self.outcome)
     }
+}
+
+/// Nothing joins the runs found in a segment so far.
+fn close_runs(runs: &mut BTreeMap<u32, FoundRuns>, segment: u32) {
+    let found = runs.values_mut().flat_map(BTreeMap::values_mut).flatten();
+    found.filter(|run| run.segment == segment).for_each(Run::close);
 }
 
 /// Location flags of an entry with these header flags in this segment.

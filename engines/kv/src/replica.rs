@@ -48,6 +48,21 @@ impl Effects {
         *sum = sum.wrapping_add(mixed([u64::from(check), head, options.expires_at_ms]));
     }
 
+    /// A stream got this entry.
+    pub fn append(&mut self, namespace: u32, stream: &[u8], position: u64, value: &[&[u8]]) {
+        let Some(sum) = &mut self.0 else { return };
+        let check = check_of(namespace, stream);
+        let check = value.iter().fold(check, |check, part| crc32c_append(check, part));
+        *sum = sum.wrapping_add(mixed([u64::from(check), u64::from(namespace), position]));
+    }
+
+    /// A stream was cut off in front.
+    pub fn truncate(&mut self, namespace: u32, stream: &[u8], first: u64) {
+        let Some(sum) = &mut self.0 else { return };
+        let check = u64::from(check_of(namespace, stream));
+        *sum = sum.wrapping_add(mixed([check, u64::from(namespace) | 1 << 40, first]));
+    }
+
     /// A key that was there was deleted.
     pub fn delete(&mut self, namespace: u32, key: &[u8]) {
         let Some(sum) = &mut self.0 else { return };
@@ -189,7 +204,7 @@ pub fn replace_by_snapshot(
     let report = read_file(path, |mut record, body| {
         record.version = record.version.saturating_add(barrier);
         let (key, value) = body.split_at(usize::from(record.key_length));
-        let owner = store.shard_for(record.namespace, key);
+        let owner = store.shard_for(record.namespace, record.place_of(body));
         let beside = crate::expiries::is_expiries(record.namespace);
         let shifted = crate::expiries::shifted(value, barrier).filter(|_| beside);
         match shifted {

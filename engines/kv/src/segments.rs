@@ -75,6 +75,8 @@ pub(crate) struct SegmentState {
     live_bytes: AtomicI64,
     /// Slots that point here and are not needed: tombstones that hide nothing any more.
     hollow: AtomicI64,
+    /// Runs of streams in it. As long as there are any, the collector leaves it alone.
+    runs: AtomicU32,
     /// Shards, modulo 64, to whose logs went what superseded entries in here.
     superseded_by: AtomicU64,
     /// End of the last entry.
@@ -96,6 +98,7 @@ impl SegmentState {
             by_run,
             live_bytes: AtomicI64::new(0),
             hollow: AtomicI64::new(0),
+            runs: AtomicU32::new(0),
             superseded_by: AtomicU64::new(0),
             tail: AtomicU32::new(tail),
             count: AtomicU32::new(0),
@@ -142,6 +145,28 @@ impl SegmentState {
     pub fn is_dead(&self) -> bool {
         // Acquire pairs with the releases in `remove_live` and `change_hollow`.
         self.live_bytes.load(Ordering::Acquire) == 0 && self.hollow.load(Ordering::Acquire) == 0
+    }
+
+    /// A run of a stream begins in it.
+    pub fn add_run(&self) {
+        self.runs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A run of a stream in it is needed no more.
+    pub fn remove_run(&self) {
+        // Release pairs with the acquire in `holds_runs`: its readers are done with it.
+        self.runs.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Runs of streams in it.
+    pub fn runs(&self) -> u32 {
+        // Acquire pairs with the release in `remove_run`.
+        self.runs.load(Ordering::Acquire)
+    }
+
+    /// True when a stream has entries in it.
+    pub fn holds_runs(&self) -> bool {
+        self.runs() > 0
     }
 
     /// Notes that an entry in here was superseded by one in the log of shard `owner`.

@@ -1,7 +1,7 @@
 //! Point-in-time snapshots: written while the store goes on, restored into an empty pool.
 //!
 //! ```text
-//! header  40 B   "BEEKVSNP" | format u32 = 3 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
+//! header  40 B   "BEEKVSNP" | format u32 = 3, with streams 4 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
 //! block          length u32 | records u32 | crc32c u32 | payload
 //! record  32 B   version u64 | expires_at_ms u64 | value_length u32 | key_length u16 | kind u8 |
 //!                flags u8 | namespace u32 | 4 zeros, then key, then value
@@ -24,11 +24,13 @@ use std::sync::{Arc, PoisonError};
 
 use beeline_pmem::{PmemError, Pool, PoolOptions};
 
-use crate::entry::{BATCH_MORE, EXPIRES, HEADER_BYTES, Header, TOMBSTONE, slot_bytes_for};
-use crate::index::{Location, STALE_UNKNOWN};
+use crate::entry::{
+    APPENDED, BATCH_MORE, EXPIRES, HEADER_BYTES, Header, STREAM_KEY_BYTES, TOMBSTONE,
+    slot_bytes_for,
+};
+use crate::index::Location;
 use crate::segments::{SegmentState, UNTRUSTED};
-use crate::shard::Shard;
-use crate::shard::log::{Draft, Stream};
+use crate::space::{FIRST_NAMESPACE, IN_ROWS};
 use crate::store::{Store, root};
 use crate::unfinished::Unfinished;
 use crate::walk;
@@ -36,8 +38,9 @@ use crate::{Keyspace, KvError, Opened, StoreOptions, Version};
 
 const MAGIC: &[u8; 8] = b"BEEKVSNP";
 /// Since 2 a record's namespace has 32 bits; 1 has databases only, in the same place. Since 3 the head
-/// of a row does not keep its length, and changed expiries stand beside values.
-const FORMAT: u32 = 3;
+/// of a row does not keep its length, and changed expiries stand beside values. With 4 there are streams.
+const FORMAT: u32 = 4;
+const PLAIN_FORMAT: u32 = 3;
 const HEAD_BYTES: usize = 40;
 const RECORD_BYTES: usize = 32;
 /// Payload at which a block is written.
@@ -72,6 +75,8 @@ pub struct Snapshot {
     /// Of every namespace there is; entries of others are dead.
     barriers: BTreeMap<u32, Version>,
     version: Version,
+    /// A namespace of streams is among them.
+    has_streams: bool,
 }
 
 /// A segment of a snapshot.
@@ -80,6 +85,8 @@ struct Covered {
     state: Arc<SegmentState>,
     /// It holds entries up to here.
     tail: u32,
+    /// Streams have entries in it.
+    holds_runs: bool,
     /// So much of it was superseded at the barrier that its entries' keys are looked up.
     is_looked_up: bool,
 }
@@ -89,7 +96,8 @@ impl Covered {
     fn now(state: Arc<SegmentState>) -> Self {
         let tail = state.tail.load(Ordering::Acquire);
         let is_looked_up = state.stale_bytes() * STALE_SHARE > u64::from(tail);
-        Self { state, tail, is_looked_up }
+        let holds_runs = state.holds_runs();
+        Self { state, tail, holds_runs, is_looked_up }
     }
 }
 
@@ -161,6 +169,7 @@ impl Keyspace<'_> {
             segments: store.table.all().into_iter().map(Covered::now).collect(),
             barriers: store.barriers(),
             version: store.newest_version(),
+            has_streams: store.namespaces().iter().any(|(_, options)| options.stream),
             store,
         })
     }
@@ -262,9 +271,10 @@ impl Snapshot {
             records: 0,
             report: SnapshotReport { version: self.version, ..SnapshotReport::default() },
         };
-        out.head(self.store.clock.unix_ms())?;
+        let format = if self.has_streams { FORMAT } else { PLAIN_FORMAT };
+        out.head(format, self.store.clock.unix_ms())?;
         let (mut copy, mut questions) = (Vec::new(), Questions::default());
-        for Covered { state, tail, is_looked_up } in &self.segments {
+        for Covered { state, tail, holds_runs, is_looked_up } in &self.segments {
             if self.store.snapshot_given_up.load(Ordering::Acquire) {
                 return Err(std::io::Error::other(
                     "the pool has no room for what was overwritten while the snapshot was written",
@@ -286,9 +296,12 @@ impl Snapshot {
                 if outcome.is_err() || found.spoilt || !self.is_before_barrier(header) {
                     return;
                 }
+                if header.is_appended() && !holds_runs {
+                    return;
+                }
                 let body = body_of(bytes, header, found.offset);
                 // A tombstone may be needed against older entries that could not be ruled out.
-                if !is_looked_up || header.is_tombstone() {
+                if !is_looked_up || header.is_tombstone() || header.is_appended() {
                     outcome = out.record(header, body);
                     return;
                 }
@@ -353,66 +366,6 @@ fn body_of<'b>(bytes: &'b [u8], header: &Header, offset: u32) -> &'b [u8] {
     &bytes[start..(u64::from(offset) + header.used_bytes()) as usize]
 }
 
-impl Shard {
-    /// Version of the newest entry of a key, unless that cannot be told.
-    fn newest_version_of(
-        &mut self,
-        namespace: u32,
-        hash: u64,
-        key: &[u8],
-        place: Location,
-    ) -> Option<Version> {
-        let id = self.find(namespace, hash, key)?;
-        let location = self.spaces.get(namespace)?.slot(id).location;
-        // What a client can overwrite is no witness, except against itself.
-        if !location.is_readable()
-            || (location.has(Location::UNTRUSTED) && !location.same_place(place))
-        {
-            return None;
-        }
-        let state = self.cache.get(&self.store.table, location.segment());
-        Some(crate::shard::read_header(state, location.offset()).version)
-    }
-
-    /// Stores a record of a snapshot under its own version, unless a newer one is there.
-    pub(crate) fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
-        let (key, value) = body.split_at(usize::from(record.key_length));
-        let hash = self.store.place(record.namespace, key);
-        if let Some(id) = self.find(record.namespace, hash, key)
-            && let Some(index) = self.spaces.get(record.namespace)
-        {
-            let location = index.slot(id).location;
-            // The segment of one that is not may be gone.
-            if location.is_readable() {
-                let state = self.cache.get(&self.store.table, location.segment());
-                if crate::shard::read_header(state, location.offset()).version >= record.version {
-                    return Ok(());
-                }
-            }
-        }
-        let draft = Draft {
-            version: record.version,
-            hash,
-            namespace: record.namespace,
-            kind: record.kind,
-            flags: record.flags,
-            expires_at_ms: record.expires_at_ms,
-            key,
-            value: &[value],
-        };
-        let appended = self.append(Stream::Data, &draft)?;
-        self.note_expiry(record.expires_at_ms);
-        self.install(record.namespace, hash, key, &appended);
-        if record.flags & TOMBSTONE != 0
-            && let Some(id) = self.find(record.namespace, hash, key)
-        {
-            // Older records of the key may still come: the deletion stays until the next opening.
-            self.change_slot(record.namespace, id, |slot| slot.stale = STALE_UNKNOWN);
-        }
-        Ok(())
-    }
-}
-
 struct BlockWriter<'o> {
     out: BufWriter<&'o mut dyn Write>,
     payload: Vec<u8>,
@@ -421,10 +374,10 @@ struct BlockWriter<'o> {
 }
 
 impl BlockWriter<'_> {
-    fn head(&mut self, unix_ms: u64) -> std::io::Result<()> {
+    fn head(&mut self, format: u32, unix_ms: u64) -> std::io::Result<()> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend_from_slice(MAGIC);
-        head.extend_from_slice(&FORMAT.to_le_bytes());
+        head.extend_from_slice(&format.to_le_bytes());
         head.extend_from_slice(&[0; 4]);
         head.extend_from_slice(&self.report.version.to_le_bytes());
         head.extend_from_slice(&unix_ms.to_le_bytes());
@@ -514,11 +467,24 @@ fn sync_parent(path: &Path) -> std::io::Result<()> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     pub version: Version,
-    expires_at_ms: u64,
+    pub expires_at_ms: u64,
     pub key_length: u16,
-    kind: u8,
-    flags: u8,
+    pub kind: u8,
+    pub flags: u8,
     pub namespace: u32,
+}
+
+impl Record {
+    /// True for an entry of a stream.
+    pub fn is_appended(&self) -> bool {
+        self.flags & APPENDED != 0
+    }
+
+    /// The part of the record's body that says where it belongs.
+    pub fn place_of<'b>(&self, body: &'b [u8]) -> &'b [u8] {
+        let ends = if self.is_appended() { STREAM_KEY_BYTES } else { 0 };
+        &body[..usize::from(self.key_length).saturating_sub(ends)]
+    }
 }
 
 /// Splits a payload into records; `None` when they do not fill it exactly or make no sense.
@@ -536,7 +502,11 @@ fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
         let flags = head[23];
         let namespace = u32::from_le_bytes([head[24], head[25], head[26], head[27]]);
         let expires_at_ms = u64_at(8);
-        if flags & !(TOMBSTONE | EXPIRES) != 0
+        if flags & !(TOMBSTONE | EXPIRES | APPENDED) != 0
+            || (flags & APPENDED != 0
+                && (flags != APPENDED
+                    || usize::from(key_length) < STREAM_KEY_BYTES
+                    || namespace & !IN_ROWS < FIRST_NAMESPACE))
             || (flags & EXPIRES != 0) != (expires_at_ms != 0)
             || (flags & TOMBSTONE != 0 && value_length != 0)
         {
@@ -716,8 +686,7 @@ pub fn restore(
             .try_for_each(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).commit())
     };
     let report = read_file(path, |record, body| {
-        let key = &body[..usize::from(record.key_length)];
-        let owner = store.shard_for(record.namespace, key);
+        let owner = store.shard_for(record.namespace, record.place_of(body));
         let mut shard = shards[owner].lock().unwrap_or_else(PoisonError::into_inner);
         shard.restore_record(&record, body)?;
         drop(shard);

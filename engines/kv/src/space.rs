@@ -32,6 +32,11 @@ pub struct NamespaceOptions {
     pub ordered: bool,
     /// A key put without an expiry expires this long after its put, in milliseconds; 0: never.
     pub time_to_live_ms: u64,
+    /// It holds streams instead of keys ([`Keyspace::append_in`]): by row one for each row, else one.
+    pub stream: bool,
+    /// Of streams: with its appends a stream is cut off in front so that this many bytes are kept, and less
+    /// than a segment more; 0: it keeps what nobody cuts off.
+    pub keep_bytes: u64,
 }
 
 /// A key of a namespace.
@@ -125,6 +130,12 @@ pub enum Change<'w> {
     },
     /// Deletes the key.
     Delete,
+    /// Appends a value, the parts in a row, to the stream of the key's row. The batch then answers its
+    /// position instead of a version, and [`Condition::Version`] means the position.
+    Append {
+        /// The value.
+        value: &'w [&'w [u8]],
+    },
     /// Leaves the key as it is: only the condition matters.
     Keep,
 }
@@ -132,7 +143,8 @@ pub enum Change<'w> {
 /// What became of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Applied {
-    /// All writes took effect. The version that each key has now; 0 for an absent one.
+    /// All writes took effect. The version that each key has now; 0 for an absent one. Of an append
+    /// its position.
     Done(Vec<Version>),
     /// A condition did not hold, and nothing changed.
     Refused {
@@ -166,7 +178,7 @@ pub(crate) struct Space {
 
 impl Space {
     /// The key as entries have it.
-    fn stored<'k>(&self, key: Key<'k>) -> Result<Cow<'k, [u8]>, KvError> {
+    pub(crate) fn stored<'k>(&self, key: Key<'k>) -> Result<Cow<'k, [u8]>, KvError> {
         let number = self.tagged & !IN_ROWS;
         if !self.options.by_row {
             if !key.row.is_empty() {
@@ -237,8 +249,17 @@ struct Run {
 }
 
 impl Keyspace<'_> {
-    fn space(&self, number: u32) -> Result<Space, KvError> {
+    pub(crate) fn space(&self, number: u32) -> Result<Space, KvError> {
         self.store().space(number)
+    }
+
+    /// A namespace that holds keys.
+    fn keyed(&self, number: u32) -> Result<Space, KvError> {
+        let space = self.space(number)?;
+        if space.options.stream {
+            return Err(KvError::NamespaceKind { number, reason: "holds streams, not keys" });
+        }
+        Ok(space)
     }
 
     /// The newest live entry of a key; its value is read with [`Keyspace::read_value`] or
@@ -250,7 +271,7 @@ impl Keyspace<'_> {
         number: u32,
         key: impl Into<Key<'k>>,
     ) -> Result<Option<EntryRef>, KvError> {
-        let space = self.space(number)?;
+        let space = self.keyed(number)?;
         let key = space.stored(key.into())?;
         let hash = self.store().place(space.tagged, &key);
         let owner = self.store().owner_of(hash);
@@ -269,7 +290,7 @@ impl Keyspace<'_> {
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
-        let space = self.space(number)?;
+        let space = self.keyed(number)?;
         let key = space.stored(key.into())?;
         let hash = self.store().place(space.tagged, &key);
         let options = self.with_life(&space, options);
@@ -288,7 +309,7 @@ impl Keyspace<'_> {
     ///
     /// Errors: as [`Keyspace::delete`]; [`KvError::Namespace`], [`KvError::NamespaceKind`].
     pub fn delete_in<'k>(&mut self, number: u32, key: impl Into<Key<'k>>) -> Result<bool, KvError> {
-        let space = self.space(number)?;
+        let space = self.keyed(number)?;
         let key = space.stored(key.into())?;
         self.delete_at(space.tagged, &key)
     }
@@ -316,7 +337,7 @@ impl Keyspace<'_> {
         range: &Range<'_>,
         mut visit: impl FnMut(&[u8], &EntryRef, &[u8]) -> ControlFlow<()>,
     ) -> Result<(), KvError> {
-        let space = self.space(number)?;
+        let space = self.keyed(number)?;
         if !space.options.ordered {
             return Err(KvError::NamespaceKind { number, reason: "is not ordered" });
         }
@@ -395,7 +416,7 @@ impl Keyspace<'_> {
                 Err(refused) => return Ok(refused),
             };
         }
-        let Looked { places, mut versions, puts, deletions, freed, .. } = looked;
+        let Looked { places, mut versions, puts, deletions, freed, appends, .. } = looked;
         // What is refused is refused before the first change.
         let limit = self.store().batch_limit_bytes;
         if puts > limit {
@@ -403,26 +424,19 @@ impl Keyspace<'_> {
         }
         // A deletion that is noted elsewhere, too, makes room as any deletion does.
         let shrinks = deletions > 0 && puts <= freed;
-        self.reserve_batch(puts, deletions, shrinks)?;
         let own = !self.home().in_batch();
+        if let Some(owner) = appends {
+            self.prefer_home(owner);
+            return self.apply_appends(writes, places, versions, puts + deletions);
+        }
+        self.reserve_batch(puts, deletions, shrinks)?;
         if own {
             self.begin_batch();
         }
         let before = self.home().batch_entries();
         let mut outcome = Ok(());
-        for ((this, (space, key, hash)), version) in writes.iter().zip(places).zip(&mut versions) {
-            let failing = BEFORE_CHANGE
-                .check()
-                .map_err(|fault| KvError::Io { path: "the pool".into(), source: fault.into() });
-            let changed = failing.and_then(|()| match this.change {
-                Change::Put { value, options } => {
-                    let options = self.with_life(&space, options);
-                    self.put_at(space.tagged, hash, &key, value, options)
-                }
-                Change::Delete => self.delete_at(space.tagged, &key).map(|_| 0),
-                Change::Keep => Ok(*version),
-            });
-            match changed {
+        for ((this, place), version) in writes.iter().zip(&places).zip(&mut versions) {
+            match self.change(this, place, *version) {
                 Ok(changed) => *version = changed,
                 Err(error) => {
                     outcome = Err(error);
@@ -441,11 +455,67 @@ impl Keyspace<'_> {
         outcome.map(|()| Applied::Done(versions))
     }
 
+    /// [`Keyspace::apply`] where streams take part, in their chain. It has looked at everything.
+    fn apply_appends(
+        &mut self,
+        writes: &[Write<'_>],
+        places: Vec<(Space, Cow<'_, [u8]>, u64)>,
+        mut versions: Vec<Version>,
+        bytes: u64,
+    ) -> Result<Applied, KvError> {
+        let mut outcome = Ok(());
+        self.in_appends_batch(bytes, false, |keys| {
+            for ((this, place), version) in writes.iter().zip(&places).zip(&mut versions) {
+                match keys.change(this, place, *version) {
+                    Ok(changed) => *version = changed,
+                    Err(error) => {
+                        outcome = Err(error);
+                        return false;
+                    }
+                }
+            }
+            true
+        })?;
+        outcome.map(|()| Applied::Done(versions))
+    }
+
+    /// Makes one change of a batch; the version or position that the key has then.
+    fn change(
+        &mut self,
+        this: &Write<'_>,
+        (space, key, hash): &(Space, Cow<'_, [u8]>, u64),
+        before: Version,
+    ) -> Result<Version, KvError> {
+        BEFORE_CHANGE
+            .check()
+            .map_err(|fault| KvError::Io { path: "the pool".into(), source: fault.into() })?;
+        match this.change {
+            Change::Put { value, options } => {
+                let options = self.with_life(space, options);
+                self.put_at(space.tagged, *hash, key, value, options)
+            }
+            Change::Delete => self.delete_at(space.tagged, key).map(|_| 0),
+            Change::Append { value } => {
+                let place = self.stream_place(this.namespace, this.key.row)?;
+                let added =
+                    place.entry_bytes(std::iter::once(value.iter().map(|part| part.len()).sum()));
+                self.append_at(&place, value, added)
+            }
+            Change::Keep => Ok(before),
+        }
+    }
+
     /// Looks at the conditions and lengths of a batch: what a write was refused for, if one was.
     fn look<'w>(&mut self, writes: &[Write<'w>]) -> Result<Result<Looked<'w>, Applied>, KvError> {
         let mut looked = Looked::default();
         for (write, this) in writes.iter().enumerate() {
-            let space = self.space(this.namespace)?;
+            if let Change::Append { value } = this.change {
+                if let Some(refused) = self.look_at_append(write, this, value, &mut looked)? {
+                    return Ok(Err(refused));
+                }
+                continue;
+            }
+            let space = self.keyed(this.namespace)?;
             let key = space.stored(this.key)?;
             let hash = self.store().place(space.tagged, &key);
             let owner = self.store().owner_of(hash);
@@ -475,12 +545,47 @@ impl Keyspace<'_> {
                     looked.deletions += crate::entry::slot_bytes_for(key.len(), 0);
                     looked.freed += replaced;
                 }
-                Change::Keep => {}
+                Change::Append { .. } | Change::Keep => {}
             }
             looked.versions.push(found.unwrap_or(0));
             looked.places.push((space, key, hash));
         }
         Ok(Ok(looked))
+    }
+
+    /// As [`Keyspace::look`], at one append; what it is refused for.
+    fn look_at_append<'w>(
+        &mut self,
+        write: usize,
+        this: &Write<'w>,
+        value: &[&[u8]],
+        looked: &mut Looked<'w>,
+    ) -> Result<Option<Applied>, KvError> {
+        let space = self.space(this.namespace)?;
+        let key = space.stored(this.key)?;
+        if !this.key.name.is_empty() {
+            let (number, reason) = (this.namespace, "holds streams: its entries have positions");
+            return Err(KvError::NamespaceKind { number, reason });
+        }
+        let place = self.stream_place(this.namespace, this.key.row)?;
+        let found = place.ends().map(|ends| ends.next);
+        let holds = match this.condition {
+            Condition::None => true,
+            Condition::Absent => found.is_none(),
+            Condition::Present => found.is_some(),
+            Condition::Version(position) => found.unwrap_or(0) == position,
+        };
+        if !holds {
+            return Ok(Some(Applied::Refused { write, found }));
+        }
+        let length = value.iter().map(|part| part.len()).sum();
+        let bytes = self.check_appends(&place, std::iter::once(length))?;
+        looked.puts += bytes;
+        looked.add(place.tagged(), place.owner(), bytes.cast_signed());
+        looked.appends.get_or_insert(place.owner());
+        looked.versions.push(found.unwrap_or(0));
+        looked.places.push((space, key, self.store().place(place.tagged(), place.key())));
+        Ok(None)
     }
 
     /// Makes room under the limits of the namespaces that a batch puts into; true when a key was
@@ -528,6 +633,8 @@ struct Looked<'w> {
     puts: u64,
     deletions: u64,
     freed: u64,
+    /// Shard of the first stream that is appended to.
+    appends: Option<usize>,
     /// By how many bytes a service's namespace grows in a shard.
     growth: Vec<(u32, usize, i64)>,
 }

@@ -153,7 +153,8 @@ impl Keyspace<'_> {
     ///
     /// Eviction is a member's own decision: replicas that have to agree set no policy.
     ///
-    /// Errors: [`KvError::NeedsAllShards`], [`KvError::Namespace`], [`KvError::PoolFull`], the pool's.
+    /// Errors: [`KvError::NeedsAllShards`], [`KvError::Namespace`], [`KvError::NamespaceKind`] for streams
+    /// and a policy, [`KvError::PoolFull`], the pool's.
     pub fn limit_namespace(&mut self, number: u32, limit: NamespaceLimit) -> Result<(), KvError> {
         self.needs_all()?;
         let store = Arc::clone(self.store());
@@ -162,6 +163,11 @@ impl Keyspace<'_> {
         };
         if known.limit == limit {
             return Ok(());
+        }
+        if known.options.stream && limit.eviction != Eviction::NoEviction {
+            // The keys of such a namespace are the streams themselves.
+            let reason = "holds streams: what they keep is an option of the namespace (keep_bytes)";
+            return Err(KvError::NamespaceKind { number, reason });
         }
         known.limit = limit;
         self.note_namespace(number, &known)

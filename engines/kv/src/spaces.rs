@@ -11,6 +11,7 @@ use crate::counted::Counted;
 use crate::index::Index;
 use crate::ordered::Ordered;
 use crate::space_limit::Account;
+use crate::streams::Streams;
 
 /// A namespace that a service created, in one shard.
 #[derive(Debug)]
@@ -19,6 +20,8 @@ pub(crate) struct Extra {
     pub number: u32,
     pub index: Index,
     pub ordered: Option<Ordered>,
+    /// Of a namespace of streams.
+    pub streams: Option<Box<Streams>>,
     /// Of rows' fields: how many each row has.
     pub counted: Counted,
 }
@@ -81,11 +84,17 @@ impl Spaces {
                 let index = Index::default();
                 let ordered = crate::rows::is_fields(namespace).then(Ordered::default);
                 let counted = Counted::default();
-                self.extra.insert(at, Extra { number: namespace, index, ordered, counted });
+                let (number, streams) = (namespace, None);
+                self.extra.insert(at, Extra { number, index, ordered, streams, counted });
                 at
             }
         };
         &mut self.extra[at]
+    }
+
+    /// Every namespace's streams.
+    pub fn streams(&self) -> impl Iterator<Item = &Streams> {
+        self.extra.iter().filter_map(|extra| extra.streams.as_deref())
     }
 
     /// What all shards hold of a service's namespace.
@@ -152,6 +161,7 @@ impl Spaces {
         let ordered = self.extra.iter().filter_map(|extra| extra.ordered.as_ref());
         self.all().map(Index::memory_bytes).sum::<u64>()
             + ordered.map(Ordered::memory_bytes).sum::<u64>()
+            + self.streams().map(Streams::memory_bytes).sum::<u64>()
             + self.extra.iter().map(|extra| extra.counted.memory_bytes()).sum::<u64>()
     }
 }

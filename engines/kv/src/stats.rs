@@ -72,6 +72,14 @@ counters! {
     write_backs_helped,
     /// Write-back sub-tasks run by their owner.
     write_backs_own,
+    /// Streams.
+    streams,
+    /// Bytes on media of the entries of streams.
+    stream_bytes,
+    /// Entries appended to streams.
+    stream_entries_appended,
+    /// Times a stream was cut off in front.
+    stream_truncations,
     /// Lookups that found a key.
     hits,
     /// Lookups that found none.

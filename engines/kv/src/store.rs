@@ -35,9 +35,11 @@ pub(crate) mod root {
     pub const ACCEPTED: usize = 21;
 }
 
-/// Format version of the store: since 2 there are namespaces behind the databases, since 3 the head of
+/// Format version of a store with streams.
+pub(crate) const STORE_FORMAT: u64 = 4;
+/// Format version of one without: since 2 there are namespaces behind the databases, since 3 the head of
 /// a row does not keep its length, and changed expiries stand beside values. Older ones are read, and become 3 when they are opened.
-pub(crate) const STORE_FORMAT: u64 = 3;
+const PLAIN_FORMAT: u64 = 3;
 /// Versions reserved by one persisted ceiling.
 const VERSION_STEP: u64 = 1 << 20;
 
@@ -209,8 +211,17 @@ impl Store {
     /// would take for damage, and not before the opening has succeeded. One that was refused leaves the
     /// store to the build that wrote it.
     pub(crate) fn raise_format(&self) -> Result<(), PmemError> {
-        if self.pool.root_word(root::FORMAT) < STORE_FORMAT {
-            self.pool.store_root_word(root::FORMAT, STORE_FORMAT);
+        self.raise_format_to(PLAIN_FORMAT)
+    }
+
+    /// As [`Store::raise_format`], before the first entry of a stream.
+    pub(crate) fn raise_format_for_streams(&self) -> Result<(), PmemError> {
+        self.raise_format_to(STORE_FORMAT)
+    }
+
+    fn raise_format_to(&self, format: u64) -> Result<(), PmemError> {
+        if self.pool.root_word(root::FORMAT) < format {
+            self.pool.store_root_word(root::FORMAT, format);
             self.persist_root()?;
         }
         Ok(())

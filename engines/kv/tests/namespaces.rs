@@ -27,6 +27,7 @@ fn options_of(number: u32) -> NamespaceOptions {
         by_row: number == ROWS || number == ORDERED_ROWS,
         ordered: number == ORDERED || number == ORDERED_ROWS,
         time_to_live_ms: if number == ROWS { 500 } else { 0 },
+        ..NamespaceOptions::default()
     }
 }
 
@@ -689,7 +690,7 @@ impl World {
                         Change::Delete => {
                             self.model.remove(key);
                         }
-                        Change::Keep => {}
+                        Change::Append { .. } | Change::Keep => {}
                     }
                 }
             }

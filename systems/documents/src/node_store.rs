@@ -24,8 +24,13 @@ use crate::store::{Backing, Change, Store, Stretch, Visitor};
 pub const NAMESPACE: u32 = 4096;
 
 /// What [`NAMESPACE`] is.
-const OPTIONS: NamespaceOptions =
-    NamespaceOptions { by_row: true, ordered: true, time_to_live_ms: 0 };
+const OPTIONS: NamespaceOptions = NamespaceOptions {
+    by_row: true,
+    ordered: true,
+    time_to_live_ms: 0,
+    stream: false,
+    keep_bytes: 0,
+};
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]

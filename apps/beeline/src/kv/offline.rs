@@ -64,6 +64,7 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
             .iter()
             .map(|damage| serde_json::json!({"segment": damage.segment, "what": damage.what}))
             .collect();
+        let streams: Vec<_> = report.streams.iter().map(stream_object).collect();
         output.object(&serde_json::json!({
             "path": path.display().to_string(),
             "segments": report.segments,
@@ -72,6 +73,7 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
             "torn": report.torn,
             "accepted": report.accepted,
             "clean": report.clean,
+            "streams": streams,
             "damages": damages,
         }))?;
     } else {
@@ -79,6 +81,17 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
             let place =
                 damage.segment.map_or_else(|| "pool.bee".to_owned(), |s| format!("segment {s}"));
             output.line(format!("DAMAGED  {place}: {}", damage.what))?;
+        }
+        for stream in &report.streams {
+            let row = String::from_utf8_lossy(&stream.row).into_owned();
+            let row = if row.is_empty() { row } else { format!(" {row:?}") };
+            output.line(format!(
+                "stream {}{row}: positions {} up to {}, {}",
+                stream.namespace,
+                stream.first,
+                stream.next,
+                human_bytes(stream.bytes)
+            ))?;
         }
         let end = if report.clean { "closed in good order" } else { "not closed in good order" };
         output.line(format!(
@@ -92,6 +105,17 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
         ))?;
     }
     Ok(if report.is_damaged() { Exit::Corruption } else { Exit::Done })
+}
+
+fn stream_object(stream: &beeline_kv::StreamSeen) -> serde_json::Value {
+    serde_json::json!({
+        "namespace": stream.namespace,
+        "row": String::from_utf8_lossy(&stream.row),
+        "first": stream.first,
+        "next": stream.next,
+        "bytes": stream.bytes,
+        "missing": stream.missing,
+    })
 }
 
 fn repair_directory(path: &Path, output: Output) -> Result<Exit, Failure> {

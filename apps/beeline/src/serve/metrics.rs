@@ -61,6 +61,10 @@ published! {
         gauge kv_live_bytes: Bytes = stats.store.total.live_bytes, "Bytes on media of the entries that hold live keys.";
         gauge kv_garbage_bytes: Bytes = stats.store.garbage_bytes, "Bytes in used segments that are not live: what collection could win at most.";
         gauge kv_index_bytes: Bytes = stats.store.total.index_bytes, "Memory of the indexes.";
+        gauge kv_streams: Count = stats.store.total.streams, "Streams of services.";
+        gauge kv_stream_bytes: Bytes = stats.store.total.stream_bytes, "Bytes on media of the entries of streams.";
+        counter kv_stream_appended_entries: Count = stats.store.total.stream_entries_appended, "Entries appended to streams.";
+        counter kv_stream_truncations: Count = stats.store.total.stream_truncations, "Times a stream was cut off in front.";
         gauge kv_feed_limit_bytes: Bytes = stats.feed.limit_bytes, "Bytes that the change feed may hold; 0 where there is none.";
         gauge kv_feed_bytes: Bytes = stats.feed.bytes, "Bytes that it holds.";
         gauge kv_feed_events: Count = stats.feed.events, "Changes that it holds.";

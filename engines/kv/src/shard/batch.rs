@@ -4,11 +4,17 @@
 //! recovery drops a row without an end. Ending a batch clears the flag of its last entry, which is
 //! not flushed yet.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use crate::KvError;
-use crate::entry::{self, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header};
+use crate::entry::{self, APPENDED, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header};
+use crate::fault::{self, KnownBug};
 use crate::index::Location;
 use crate::shard::Shard;
-use crate::shard::log::Draft;
+use crate::shard::log::{Chain, Draft};
+use crate::shard::recycle::Roster;
+use crate::store::Need;
 
 /// An entry of the open batch.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +25,8 @@ pub(crate) struct Member {
     pub location: Location,
     /// It counts as one with an earlier entry of its key in the same segment.
     pub follows: bool,
+    /// It is an entry of a stream.
+    pub appended: bool,
 }
 
 /// An entry that moved to another segment while its batch was open.
@@ -31,6 +39,8 @@ pub(crate) struct Move {
     pub to: Location,
     /// It counted as one with an earlier entry, and stands alone now.
     pub parted: bool,
+    /// It is an entry of a stream.
+    pub appended: bool,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +51,16 @@ pub(crate) struct Batch {
     records: usize,
     /// Bytes of entries that are no deletions.
     bytes: u64,
+    /// Where all of it lies.
+    chain: Chain,
+}
+
+impl Batch {
+    /// Where all of it lies.
+    #[inline]
+    pub fn chain(&self) -> Chain {
+        self.chain
+    }
 }
 
 impl Shard {
@@ -106,6 +126,7 @@ impl Shard {
         if let Some(mut batch) = batch {
             batch.members.clear();
             batch.bytes = 0;
+            batch.chain = Chain::Data;
             self.spare_batch = batch;
         }
         let Some(last) = last else {
@@ -131,7 +152,9 @@ impl Shard {
                 batch.records = records;
             }
             let namespace = draft.namespace;
-            batch.members.push(Member { shard, namespace, hash, location, follows: false });
+            let appended = draft.flags & APPENDED != 0;
+            let follows = false;
+            batch.members.push(Member { shard, namespace, hash, location, follows, appended });
         }
     }
 
@@ -163,7 +186,7 @@ impl Shard {
         let members = self.batch.as_ref().map_or(&[][..], |batch| &batch.members);
         let Some(first) = members.first().copied() else { return Ok(()) };
         let state = self.cache.get(&self.store.table, first.location.segment());
-        let end = state.tail.load(std::sync::atomic::Ordering::Relaxed);
+        let end = state.tail.load(Ordering::Relaxed);
         let length = u64::from(end - first.location.offset()) + u64::from(next_slot_bytes);
         let limit = u64::from(state.length - FIRST_ENTRY);
         if length > limit { Err(KvError::BatchTooLarge { length, limit }) } else { Ok(()) }
@@ -179,13 +202,12 @@ impl Shard {
 
     fn move_members(&mut self, batch: &mut Batch) {
         let Some(first) = batch.members.first().copied() else { return };
-        let old =
-            std::sync::Arc::clone(self.cache.get(&self.store.table, first.location.segment()));
-        let end = old.tail.load(std::sync::atomic::Ordering::Relaxed);
+        let old = Arc::clone(self.cache.get(&self.store.table, first.location.segment()));
+        let end = old.tail.load(Ordering::Relaxed);
         let length = end - first.location.offset();
         self.recycler.truncate(&old, batch.records);
-        batch.records = 0;
-        let Some(head) = &mut self.log.heads[0] else { unreachable!() };
+        let Some(head) = &mut self.log.heads[batch.chain as usize] else { unreachable!() };
+        batch.records = head.roster.as_ref().map_or(0, Roster::len);
         let mut bytes = vec![0; length as usize];
         old.segment.read(first.location.offset() as usize, &mut bytes);
         for member in &mut batch.members {
@@ -203,6 +225,7 @@ impl Shard {
             head.count += 1;
             // A flush within the batch took what came before it out of the counts.
             if header.version >= self.store.barrier(member.namespace)
+                && !member.appended
                 && let Some(roster) = &mut head.roster
             {
                 roster.push(member.namespace, member.hash);
@@ -211,12 +234,59 @@ impl Shard {
             let to = Location::new(head.state.id, offset, flags);
             let (shard, namespace, hash) = (member.shard, member.namespace, member.hash);
             let parted = std::mem::take(&mut member.follows);
-            batch.moves.push(Move { shard, namespace, hash, from: member.location, to, parted });
+            let (from, appended) = (member.location, member.appended);
+            batch.moves.push(Move { shard, namespace, hash, from, to, parted, appended });
             member.location = to;
         }
-        head.state.tail.store(head.tail, std::sync::atomic::Ordering::Release);
-        head.state.count.store(head.count, std::sync::atomic::Ordering::Relaxed);
+        head.state.tail.store(head.tail, Ordering::Release);
+        head.state.count.store(head.count, Ordering::Relaxed);
         self.abandon(&old, first.location.offset(), batch.members.len() as u32);
+    }
+
+    /// Makes the chain of streams the one that the open batch lies in, with `next_slot_bytes` to come.
+    /// What it has stored elsewhere moves there.
+    ///
+    /// Errors: [`KvError::BatchTooLarge`], [`KvError::PoolFull`], the pool's. Nothing changed then,
+    /// unless the shard is poisoned.
+    pub(crate) fn enter_appends(
+        &mut self,
+        next_slot_bytes: u32,
+        need: Need,
+    ) -> Result<(), KvError> {
+        let Some(batch) = &mut self.batch else { return Ok(()) };
+        if batch.chain == Chain::Appends {
+            return Ok(());
+        }
+        let first = batch.members.first().copied();
+        let Some(first) = first.filter(|_| !fault::is_on(KnownBug::SplitBatch)) else {
+            batch.chain = Chain::Appends;
+            return Ok(());
+        };
+        let old = Arc::clone(self.cache.get(&self.store.table, first.location.segment()));
+        let from = first.location.offset();
+        let end = old.tail.load(Ordering::Relaxed);
+        let length = u64::from(end - from) + u64::from(next_slot_bytes);
+        let limit = self.store.batch_room_bytes();
+        if length > limit {
+            return Err(KvError::BatchTooLarge { length, limit });
+        }
+        self.make_head(Chain::Appends, length as u32, need)?;
+        let Some(mut batch) = self.batch.take() else { return Ok(()) };
+        let left = &mut self.log.heads[batch.chain as usize];
+        if let Some(roster) = left.as_mut().and_then(|head| head.roster.as_mut()) {
+            roster.truncate(batch.records);
+        }
+        batch.chain = Chain::Appends;
+        self.move_members(&mut batch);
+        let members = batch.members.len() as u32;
+        self.batch = Some(batch);
+        if let Some(head) = &mut self.log.heads[Chain::Data as usize] {
+            head.tail = from;
+            head.count -= members;
+        }
+        // What is stored there next must not connect to members that a crash may find there.
+        self.persister.flush(&old.segment, from as usize, (end - from) as usize);
+        self.fence_or_poison()
     }
 
     /// True when entries moved whose index owners were not told.
@@ -249,6 +319,10 @@ impl Shard {
 
     /// Points the index at the new place of a moved entry, where it is still the newest.
     pub(crate) fn apply_move(&mut self, moved: &Move) {
+        if moved.appended {
+            self.move_appended(moved);
+            return;
+        }
         let Some(index) = self.spaces.get_mut(moved.namespace) else { return };
         let here = |slot: &crate::index::Slot| slot.location.same_place(moved.from);
         if let Some(id) = index.find(moved.hash, here) {
@@ -273,13 +347,7 @@ impl Shard {
 
 impl Shard {
     /// Wipes the entries that moved away, so that nobody takes them for entries.
-    fn abandon(
-        &mut self,
-        old: &std::sync::Arc<crate::segments::SegmentState>,
-        from: u32,
-        entries: u32,
-    ) {
-        use std::sync::atomic::Ordering;
+    fn abandon(&mut self, old: &Arc<crate::segments::SegmentState>, from: u32, entries: u32) {
         let end = old.tail.load(Ordering::Relaxed);
         let zeros = [0; 4096];
         let mut at = from as usize;

@@ -414,7 +414,7 @@ fn validate(
     let mut head = [0; HEADER_BYTES as usize];
     copy_out(source, offset as usize, &mut head);
     let header = Header::decode(&head);
-    let known = header.flags & entry::BATCH_MORE == 0
+    let known = header.flags & (entry::BATCH_MORE | entry::APPENDED) == 0
         && header.namespace < u32::from(crate::DATABASES)
         && head[44..] == [0; 4];
     if !known || header.slot_bytes < HEADER_BYTES || !header.is_plausible(u64::from(room)) {

@@ -28,7 +28,7 @@ use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
 use crate::segments::{GRANTED, HEAD, QUARANTINED, SegmentState, VICTIM};
 use crate::shard::Shard;
-use crate::shard::log::{Appended, Draft, Stream};
+use crate::shard::log::{Appended, Chain, Draft};
 use crate::shard::recycle::Leaving;
 use crate::stats;
 use crate::store::{Freed, Need};
@@ -179,7 +179,9 @@ impl Shard {
     }
 
     fn is_candidate(&self, state: &SegmentState) -> bool {
-        state.owner as usize == self.index && !state.is(HEAD | GRANTED | QUARANTINED | VICTIM)
+        state.owner as usize == self.index
+            && !state.is(HEAD | GRANTED | QUARANTINED | VICTIM)
+            && !state.holds_runs()
     }
 
     /// Segments that may be collected now.
@@ -201,7 +203,7 @@ impl Shard {
             .filter(|state| self.is_candidate(state))
             .map(|state| state.garbage_bytes())
             .sum();
-        let head = self.log.heads[Stream::Collected as usize].as_ref();
+        let head = self.log.heads[Chain::Collected as usize].as_ref();
         garbage + head.map_or(0, |head| u64::from(head.state.length - head.tail))
     }
 
@@ -221,7 +223,11 @@ impl Shard {
                 .filter(|state| state.garbage_bytes() >= worth)
         } else {
             // With room, what counts is the memory that entries nobody needs take up.
-            let mine = || all.iter().filter(|state| state.owner as usize == self.index);
+            let mine = || {
+                let own = all.iter().filter(|state| state.owner as usize == self.index);
+                // What lies beside streams is not to be had while they are there.
+                own.filter(|state| !state.holds_runs())
+            };
             let stale: u64 = mine().map(|state| state.stale_bytes()).sum();
             let live: u64 = mine().map(|state| state.live().max(0) as u64).sum();
             let floor = GARBAGE_SEGMENTS * u64::from(self.store.warm_bytes).min(length);
@@ -337,6 +343,16 @@ impl Shard {
             job.freed.push(Freed { namespace, hash, version, place });
             return Ok(Some(0));
         }
+        if header.is_appended() {
+            // Cut off from its stream: what did that may lie in other shards' logs.
+            let others = job.victim.superseded_by();
+            for shard in (0..self.store.shards()).filter(|shard| others & 1 << (shard % 64) != 0) {
+                if shard != self.index && !job.superseded_by.contains(&shard) {
+                    job.superseded_by.push(shard);
+                }
+            }
+            return Ok(Some(0));
+        }
         if header.version < self.store.barrier(header.namespace) {
             return Ok(Some(0));
         }
@@ -431,7 +447,7 @@ impl Shard {
             key,
             value: &[value],
         };
-        let appended = self.append(Stream::Collected, &draft)?;
+        let appended = self.append(Chain::Collected, &draft)?;
         let counters = self.counters();
         stats::add(&counters.collector_copied_entries, 1);
         stats::add(&counters.collector_copied_bytes, u64::from(appended.slot_bytes));

@@ -8,7 +8,7 @@ use crate::entry;
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot, SlotId};
 use crate::shard::Shard;
-use crate::shard::log::{Appended, Stream};
+use crate::shard::log::Appended;
 use crate::stats;
 
 impl Shard {
@@ -86,8 +86,9 @@ impl Shard {
         if !newest.is_readable() || newest.segment() != appended.location.segment() {
             return false;
         }
-        let head = self.log.heads[Stream::Data as usize].as_mut();
-        let head = head.filter(|head| head.state.id == newest.segment());
+        let [data, _, appends] = &mut self.log.heads;
+        let mut heads = data.iter_mut().chain(appends.iter_mut());
+        let head = heads.find(|head| head.state.id == newest.segment());
         let Some(roster) = head.and_then(|head| head.roster.as_mut()) else { return false };
         let record = roster.pop();
         assert!(

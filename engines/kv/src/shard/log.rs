@@ -17,11 +17,12 @@ use std::sync::atomic::Ordering;
 use beeline_env::FaultPoint;
 use beeline_pmem::PmemError;
 
-use crate::entry::{self, ALIGNMENT, EXPIRES, Header, TOMBSTONE};
+use crate::entry::{self, ALIGNMENT, APPENDED, EXPIRES, Header, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::Location;
 use crate::segments::{HEAD, SegmentState, word};
 use crate::shard::Shard;
+use crate::shard::batch::Batch;
 use crate::shard::recycle::Roster;
 use crate::stats;
 use crate::store::Need;
@@ -31,13 +32,20 @@ use crate::{KvError, Version};
 static BEFORE_FENCE: FaultPoint = FaultPoint::new("kv.commit.before_fence");
 
 /// Which head an entry goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Chain {
     /// New entries.
+    #[default]
     Data = 0,
     /// Copies made by the collector: apart, so that writers cannot eat the room it needs.
     Collected = 1,
+    /// Entries of streams, which the collector leaves where they are, and all that is in a batch with
+    /// them. What a crash leaves of this chain is a beginning of it.
+    Appends = 2,
 }
+
+/// Chains of a shard's log.
+const CHAINS: usize = 3;
 
 /// An entry to append.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +68,7 @@ pub(crate) struct Appended {
     pub slot_bytes: u32,
 }
 
-/// The segment a stream appends to.
+/// The segment a chain appends to.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub state: Arc<SegmentState>,
@@ -98,7 +106,7 @@ pub(crate) struct Log {
     commits: u64,
     /// Askings for write-back work seen at the last commit.
     asked: u64,
-    pub heads: [Option<Head>; 2],
+    pub heads: [Option<Head>; CHAINS],
     /// The last segment that was linked.
     last: Option<Arc<SegmentState>>,
     dirty: Vec<Dirty>,
@@ -160,24 +168,21 @@ impl Log {
 
 impl Shard {
     /// Appends one entry; it is stored, not yet flushed.
-    pub(crate) fn append(
-        &mut self,
-        stream: Stream,
-        draft: &Draft<'_>,
-    ) -> Result<Appended, KvError> {
-        if stream == Stream::Data {
+    pub(crate) fn append(&mut self, chain: Chain, draft: &Draft<'_>) -> Result<Appended, KvError> {
+        let chain = self.chain_of(chain, draft);
+        if chain != Chain::Collected {
             // An entry behind those of an abandoned batch would be its end.
             self.check_writable()?;
         }
         let value_length: usize = draft.value.iter().map(|part| part.len()).sum();
         let slot_bytes = entry::slot_bytes_for(draft.key.len(), value_length) as u32;
-        let need = match stream {
-            Stream::Collected => Need::Collector,
-            Stream::Data if draft.flags & TOMBSTONE != 0 => Need::Tombstone,
-            Stream::Data => Need::Data,
+        let need = match chain {
+            Chain::Collected => Need::Collector,
+            _ if draft.flags & TOMBSTONE != 0 => Need::Tombstone,
+            _ => Need::Data,
         };
-        self.make_head(stream, slot_bytes, need)?;
-        let batch = stream == Stream::Data && self.batch.is_some();
+        self.make_head(chain, slot_bytes, need)?;
+        let batch = chain != Chain::Collected && self.batch.is_some();
         let more = if batch { entry::BATCH_MORE } else { 0 };
         let mut header = Header {
             version: draft.version,
@@ -192,7 +197,7 @@ impl Shard {
         };
         let mut raw = header.encode();
         header.checksum = entry::checksum(&raw, draft.key, draft.value);
-        let Some(head) = &mut self.log.heads[stream as usize] else { unreachable!() };
+        let Some(head) = &mut self.log.heads[chain as usize] else { unreachable!() };
         let (state, offset) = (&head.state, head.tail);
         header.seal = self.store.sealer.seal(state.id, state.generation, offset, &header);
         header.encode_marks(&mut raw);
@@ -214,7 +219,9 @@ impl Shard {
             }
         }
         let records = head.roster.as_ref().map_or(0, Roster::len);
-        if let Some(roster) = &mut head.roster {
+        if let Some(roster) = &mut head.roster
+            && draft.flags & APPENDED == 0
+        {
             roster.push(draft.namespace, draft.hash);
         }
         head.tail += slot_bytes;
@@ -231,6 +238,16 @@ impl Shard {
         stats::add(&counters.entries_stored, 1);
         stats::add(&counters.bytes_stored, u64::from(slot_bytes));
         Ok(Appended { version: draft.version, location, slot_bytes })
+    }
+
+    /// The chain of an entry: a batch lies in one, and entries of streams in theirs.
+    #[inline]
+    fn chain_of(&self, chain: Chain, draft: &Draft<'_>) -> Chain {
+        match (chain, &self.batch) {
+            (Chain::Data, Some(batch)) => batch.chain(),
+            (Chain::Data, None) if draft.flags & APPENDED != 0 => Chain::Appends,
+            _ => chain,
+        }
     }
 
     /// Makes sure that entries of `puts` bytes and tombstones of `deletions` bytes can be stored in a
@@ -260,34 +277,40 @@ impl Shard {
         if !shrinks {
             self.fit_memory(held + puts)?;
         }
-        self.make_head(Stream::Data, bytes as u32, need)?;
+        let chain = self.batch.as_ref().map_or(Chain::Data, Batch::chain);
+        self.make_head(chain, bytes as u32, need)?;
         self.reserved = held + puts;
         Ok(())
     }
 
-    /// Makes sure that the head of `stream` has room for `slot_bytes`.
-    fn make_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
-        if let Some(head) = &self.log.heads[stream as usize]
+    /// Makes sure that the head of `chain` has room for `slot_bytes`.
+    pub(crate) fn make_head(
+        &mut self,
+        chain: Chain,
+        slot_bytes: u32,
+        need: Need,
+    ) -> Result<(), KvError> {
+        if let Some(head) = &self.log.heads[chain as usize]
             && slot_bytes <= head.limit.saturating_sub(head.tail)
         {
             return Ok(());
         }
-        self.switch_head(stream, slot_bytes, need)
+        self.switch_head(chain, slot_bytes, need)
     }
 
     /// Past its limit a head is left for a warm or ready segment where most of what it holds is
     /// stale already: the same few segments are then written again and again. True when it goes on
     /// instead.
-    fn stays(&mut self, stream: Stream, slot_bytes: u32) -> bool {
+    fn stays(&mut self, chain: Chain, slot_bytes: u32) -> bool {
         let roomy = self.store.free_segments() > self.store.low_segments();
         let (batch, warm_bytes) = (self.batch.is_some(), self.store.warm_bytes);
-        let Some(head) = &mut self.log.heads[stream as usize] else { return false };
+        let Some(head) = &mut self.log.heads[chain as usize] else { return false };
         if slot_bytes > head.state.length - head.tail {
             return false;
         }
         let used = u64::from(head.tail - entry::FIRST_ENTRY);
         let worn = head.state.stale_bytes() * 2 >= used && used >= u64::from(warm_bytes) / 2;
-        if stream == Stream::Data && !batch && worn && roomy {
+        if chain == Chain::Data && !batch && worn && roomy {
             return false;
         }
         head.limit = (head.tail + slot_bytes).saturating_add(warm_bytes).min(head.state.length);
@@ -295,30 +318,31 @@ impl Shard {
     }
 
     #[cold]
-    fn switch_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
-        if self.stays(stream, slot_bytes) {
+    fn switch_head(&mut self, chain: Chain, slot_bytes: u32, need: Need) -> Result<(), KvError> {
+        if self.stays(chain, slot_bytes) {
             return Ok(());
         }
-        if stream == Stream::Data {
+        let moves_batch = self.batch.as_ref().is_some_and(|batch| batch.chain() == chain);
+        if moves_batch {
             // Before anything changes: a batch refused halfway would lie in two segments.
             self.check_batch_fits(slot_bytes)?;
         }
         // A head with hardly any room left is closed first: the collector may then have it.
         let nearly_full = |head: &Head| head.state.length - head.tail < head.state.length / 8;
-        if self.batch.is_none() && self.log.heads[stream as usize].as_ref().is_some_and(nearly_full)
+        if self.batch.is_none() && self.log.heads[chain as usize].as_ref().is_some_and(nearly_full)
         {
-            self.close_head(stream);
+            self.close_head(chain)?;
         }
         let fresh = self.allocate_segment(need, 0, 0)?;
-        self.close_head(stream);
+        self.close_head(chain)?;
         debug_assert!(entry::FIRST_ENTRY.is_multiple_of(ALIGNMENT));
-        let limit = match stream {
-            Stream::Data => self.store.warm_bytes,
-            Stream::Collected => u32::MAX,
+        let limit = match chain {
+            Chain::Data => self.store.warm_bytes,
+            Chain::Collected | Chain::Appends => u32::MAX,
         };
         let roster = self.recycler.roster();
-        self.log.heads[stream as usize] = Some(Head::fresh(fresh, limit, roster));
-        if stream == Stream::Data && self.batch.is_some() {
+        self.log.heads[chain as usize] = Some(Head::fresh(fresh, limit, roster));
+        if moves_batch {
             self.move_batch();
         }
         Ok(())
@@ -358,12 +382,12 @@ impl Shard {
     }
 
     /// Goes on appending to a segment that recovery left with a clean tail.
-    pub(crate) fn resume_head(&mut self, state: &Arc<SegmentState>) {
+    pub(crate) fn resume_head(&mut self, chain: Chain, state: &Arc<SegmentState>) {
         let tail = state.tail.load(Ordering::Relaxed);
         let count = state.count.load(Ordering::Relaxed);
         state.set(HEAD);
         self.log.last = Some(Arc::clone(state));
-        self.log.heads[Stream::Data as usize] = Some(Head {
+        self.log.heads[chain as usize] = Some(Head {
             state: Arc::clone(state),
             tail,
             flushed_to: tail,
@@ -373,17 +397,25 @@ impl Shard {
         });
     }
 
-    /// Stops appending to the head of `stream`; what is in it is flushed with the next commit.
-    fn close_head(&mut self, stream: Stream) {
-        if let Some(head) = self.log.heads[stream as usize].take() {
-            if head.flushed_to < head.tail {
-                self.log.note(&head.state, head.flushed_to, head.tail - head.flushed_to);
-            }
-            head.state.clear(HEAD);
-            if let Some(roster) = head.roster {
-                self.recycler.retire(&head.state, roster);
-            }
+    /// Stops appending to the head of `chain`; what is in it is flushed with the next commit. That of a
+    /// segment of streams is persisted at once: nothing of the next one may be on media without it.
+    fn close_head(&mut self, chain: Chain) -> Result<(), KvError> {
+        let Some(head) = self.log.heads[chain as usize].take() else { return Ok(()) };
+        let unflushed = head.tail - head.flushed_to;
+        if unflushed > 0 {
+            self.log.note(&head.state, head.flushed_to, unflushed);
         }
+        head.state.clear(HEAD);
+        let gapless = chain == Chain::Appends && !fault::is_on(KnownBug::GapBetweenSegments);
+        if gapless && unflushed > 0 {
+            let at = head.flushed_to as usize;
+            self.persister.flush(&head.state.segment, at, unflushed as usize);
+            self.fence_or_poison()?;
+        }
+        if let Some(roster) = head.roster {
+            self.recycler.retire(&head.state, roster);
+        }
+        Ok(())
     }
 
     /// Flushes a range, with the help of idle shards where it is large.
@@ -426,8 +458,8 @@ impl Shard {
             self.recycle_dead();
             self.fence_renewed()?;
         }
-        for stream in 0..2 {
-            if let Some(head) = &mut self.log.heads[stream]
+        for chain in 0..CHAINS {
+            if let Some(head) = &mut self.log.heads[chain]
                 && head.flushed_to < head.tail
             {
                 let (offset, length) = (head.flushed_to, head.tail - head.flushed_to);
@@ -462,6 +494,7 @@ impl Shard {
         }
         self.fence_or_poison()?;
         self.feed_committed();
+        self.appends_in = self.appends_in.filter(|log| *log != self.index);
         std::mem::swap(&mut self.log.persisted, &mut self.log.touched);
         if self.recycler.is_renewing() {
             self.settle_renewed();

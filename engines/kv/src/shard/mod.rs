@@ -12,6 +12,8 @@ pub(crate) mod log;
 mod look;
 pub(crate) mod reads;
 pub(crate) mod recycle;
+mod restore;
+mod streams;
 pub(crate) mod upkeep;
 
 use std::sync::Arc;
@@ -32,7 +34,7 @@ use crate::{DATABASES, KvError, SYSTEM_NAMESPACE, Version};
 
 use batch::Batch;
 use collect::Collector;
-use log::{Appended, Draft, Log, Stream};
+use log::{Appended, Chain, Draft, Log};
 use look::holds_key;
 pub(crate) use look::{copy_verified, read_header, read_key};
 use reads::ReadRegistry;
@@ -107,6 +109,8 @@ pub struct Shard {
     poisoned: bool,
     /// Its index points at entries in another shard's log that were not persisted yet.
     leans: bool,
+    /// The shard whose log has the last change of a stream of this one, if it may not be persisted.
+    pub(crate) appends_in: Option<usize>,
 }
 
 impl Shard {
@@ -133,6 +137,7 @@ impl Shard {
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
             leans: false,
+            appends_in: None,
             store,
         }
     }
@@ -492,7 +497,7 @@ impl Shard {
             key,
             value,
         };
-        let appended = self.append(Stream::Data, &draft).inspect_err(|_| self.feed_refused())?;
+        let appended = self.append(Chain::Data, &draft).inspect_err(|_| self.feed_refused())?;
         if self.store.feed.is_some() {
             let length: usize = value.iter().map(|part| part.len()).sum();
             let (kind, expires_at_ms) = (options.kind, options.expires_at_ms);
@@ -523,7 +528,7 @@ impl Shard {
             key,
             value: &[],
         };
-        let appended = self.append(Stream::Data, &draft).inspect_err(|_| self.feed_refused())?;
+        let appended = self.append(Chain::Data, &draft).inspect_err(|_| self.feed_refused())?;
         self.feed_note(version, namespace, key, EventKind::Delete);
         Ok(appended)
     }
@@ -695,6 +700,7 @@ impl Shard {
     /// Forgets every key of a database; the store's barrier makes it last.
     pub(crate) fn forget(&mut self, namespace: u32) {
         self.forget_records(namespace);
+        self.forget_streams(namespace);
         let Some(index) = self.spaces.take(namespace) else { return };
         self.collector.garbage_made += index.live_bytes;
         if let Some(account) = &index.account {

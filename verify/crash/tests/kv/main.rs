@@ -12,4 +12,5 @@ mod expiries;
 mod histories;
 mod namespaces;
 mod rows;
+mod streams;
 mod world;

@@ -20,7 +20,7 @@ const ROWS: u32 = 301;
 type State = BTreeMap<u32, BTreeMap<Vec<u8>, Vec<u8>>>;
 
 fn options_of(number: u32) -> NamespaceOptions {
-    NamespaceOptions { by_row: number == ROWS, ordered: true, time_to_live_ms: 0 }
+    NamespaceOptions { by_row: number == ROWS, ordered: true, ..NamespaceOptions::default() }
 }
 
 fn with_keys<R>(

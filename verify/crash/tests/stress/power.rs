@@ -350,6 +350,10 @@ fn known_bugs_are_caught_by_random_histories() {
                 | KnownBug::ExpireWhileReplacing
                 | KnownBug::SweepBeforePersist
                 | KnownBug::KeepHollowRows
+                | KnownBug::GapBetweenSegments
+                | KnownBug::SplitBatch
+                | KnownBug::ForgetTruncator
+                | KnownBug::AppendAway
         ) {
             // Too rare for chance, or not about databases: they have histories of their own.
             continue;
