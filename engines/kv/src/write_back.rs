@@ -173,7 +173,6 @@ impl Store {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use beeline_pmem::{Durability, Pool, PoolOptions};
 
