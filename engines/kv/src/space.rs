@@ -35,7 +35,7 @@ pub struct NamespaceOptions {
     /// It holds streams instead of keys ([`Keyspace::append_in`]): by row one for each row, else one.
     pub stream: bool,
     /// Of streams: with its appends a stream is cut off in front so that this many bytes are kept, and less
-    /// than a segment more; 0: it keeps what nobody cuts off.
+    /// than a segment more; 0: it keeps all until a caller cuts it off.
     pub keep_bytes: u64,
 }
 

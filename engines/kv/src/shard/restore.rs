@@ -1,4 +1,4 @@
-//! Records of a snapshot on their way into a shard, and its answers to who writes one.
+//! Records of a snapshot on their way into a shard, and what the writer of a snapshot asks a shard.
 
 use crate::entry::TOMBSTONE;
 use crate::index::{Location, STALE_UNKNOWN};
