@@ -6,7 +6,7 @@
 
 use crate::index::POSITION_BITS;
 use crate::replica::Effects;
-use crate::shard::ahead::Ahead;
+use crate::shard::ahead::{Ahead, Expected, Owners};
 use crate::shard::{EntryRef, PutOptions, Shard};
 use crate::store::Store;
 use crate::{KvError, Version};
@@ -28,6 +28,13 @@ pub struct Keyspace<'a> {
     pub(crate) effects: Effects,
     /// A shard took nothing any more when it was locked, so no write of this turn joins several.
     failed: bool,
+}
+
+impl Owners for Keyspace<'_> {
+    fn owner_of(&mut self, place: u64) -> Option<&mut Shard> {
+        let owner = self.store().owner_of(place);
+        self.shard(owner).ok()
+    }
 }
 
 impl<'a> Keyspace<'a> {
@@ -123,9 +130,11 @@ impl<'a> Keyspace<'a> {
 
     /// The locked shard with this index.
     pub(crate) fn shard(&mut self, needed: usize) -> Result<&mut Shard, KvError> {
-        self.shards_mut()
-            .find(|shard| shard.index() == needed)
-            .ok_or(KvError::WrongShard { needed })
+        // The error is not even made where it is not needed: this is on every request's way.
+        let Some(shard) = self.shards_mut().find(|shard| shard.index() == needed) else {
+            return Err(KvError::WrongShard { needed });
+        };
+        Ok(shard)
     }
 
     fn owner(&mut self, database: u8, key: &[u8]) -> Result<&mut Shard, KvError> {
@@ -133,24 +142,23 @@ impl<'a> Keyspace<'a> {
         self.shard(needed)
     }
 
-    /// Tells which keys are about to be used; see [`Shard::expect_keys`].
+    /// Tells what is about to be used; see [`Shard::expect`].
+    #[inline]
+    pub fn expect<'k>(&mut self, database: u8, all: impl Iterator<Item = Expected<'k>>) -> usize {
+        if let Shards::One(shard) = &mut self.shards {
+            return shard.expect(database, all);
+        }
+        let ahead = Ahead::of(all, |key| self.store().place_key(database, key));
+        let mut foreseen = std::mem::take(&mut self.home_mut().foreseen);
+        let heard = ahead.ask(database, &mut foreseen, self);
+        self.home_mut().foreseen = foreseen;
+        heard
+    }
+
+    /// As [`Keyspace::expect`], of keys without fields.
     #[inline]
     pub fn expect_keys<'k>(&mut self, database: u8, keys: impl Iterator<Item = &'k [u8]>) -> usize {
-        if let Shards::One(shard) = &mut self.shards {
-            return shard.expect_keys(database, keys);
-        }
-        let ahead = Ahead::of(keys, |key| self.store().place_key(database, key));
-        for entries in [false, true] {
-            for &hash in ahead.as_slice() {
-                let owner = self.store().owner_of(hash);
-                match self.shard(owner) {
-                    Ok(shard) if entries => shard.prefetch_entry(u32::from(database), hash),
-                    Ok(shard) => shard.prefetch(u32::from(database), hash),
-                    Err(_) => {}
-                }
-            }
-        }
-        ahead.as_slice().len()
+        self.expect(database, keys.map(Expected::from))
     }
 
     /// The newest live entry of a key; see [`Shard::lookup`].

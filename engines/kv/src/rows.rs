@@ -25,6 +25,7 @@ use std::ops::Bound;
 
 use crate::counted::Fields;
 use crate::fault::{self, KnownBug};
+use crate::foreseen::FieldName;
 use crate::ordered::Keys;
 use crate::recover::RecoveredHead;
 use crate::segments::SegmentState;
@@ -93,6 +94,12 @@ pub struct Row {
     generation: u64,
     /// Its head is stored as it is here.
     headed: bool,
+}
+
+impl Row {
+    fn field<'k>(&self, database: u8, key: &'k [u8], field: &'k [u8]) -> FieldName<'k> {
+        FieldName { database: u32::from(database), key, generation: self.generation, field }
+    }
 }
 
 /// Ended rows whose fields are still there.
@@ -185,7 +192,7 @@ impl Store {
 
 /// Where a field stands among its row's: below 2^48. By the row's generation alone, which travels in
 /// its head: a field is found again in whatever pool a snapshot is put.
-fn field_position(generation: u64, field: &[u8]) -> u64 {
+pub(crate) fn field_position(generation: u64, field: &[u8]) -> u64 {
     let key = [generation, generation.rotate_left(32)];
     SipHash::of(key, field) >> (64 - POSITION_BITS)
 }
@@ -255,8 +262,10 @@ impl Keyspace<'_> {
         let (mut generation, mut fields) = (0, Fields::default());
         if ROW_KINDS.contains(&entry.kind) {
             let (segment, offset) = (entry.location.segment(), entry.location.offset());
-            let head = self.with_value(entry, generation_in)?;
-            generation = head.ok_or(KvError::Damaged { segment, offset })?;
+            let Some(told) = self.with_value(entry, generation_in)? else {
+                return Err(KvError::Damaged { segment, offset });
+            };
+            generation = told;
             let owner = self.store().owner_of(entry.hash);
             fields = self.shard(owner)?.counted(fields_of(u32::from(database)), generation);
         }
@@ -294,13 +303,6 @@ impl Keyspace<'_> {
         self.put(database, key, &value, options).map(drop)
     }
 
-    fn field_key(key: &[u8], row: &Row, field: &[u8]) -> Vec<u8> {
-        let mut stored = prefix(key, row.generation);
-        stored.extend_from_slice(&field_position(row.generation, field).to_be_bytes());
-        stored.extend_from_slice(field);
-        stored
-    }
-
     /// The entry of a field.
     ///
     /// Errors: [`KvError::WrongShard`].
@@ -312,11 +314,11 @@ impl Keyspace<'_> {
         field: &[u8],
     ) -> Result<Option<EntryRef>, KvError> {
         let namespace = fields_of(u32::from(database));
-        let stored = Self::field_key(key, row, field);
-        let hash = self.store().place(namespace, &stored);
-        let shard = self.shard(self.store().owner_of(hash))?;
-        let found = shard.find(namespace, hash, &stored);
-        Ok(found.and_then(|id| shard.live_entry(namespace, id)))
+        self.with_field(&row.field(database, key, field), |keys, stored, place| {
+            let shard = keys.shard(keys.store().owner_of(place))?;
+            let found = shard.find(namespace, place, stored);
+            Ok(found.and_then(|id| shard.live_entry(namespace, id)))
+        })
     }
 
     /// Stores a field's value and counts it in `row`; true when it is new.
@@ -331,18 +333,17 @@ impl Keyspace<'_> {
         value: &[&[u8]],
     ) -> Result<bool, KvError> {
         let namespace = fields_of(u32::from(database));
-        let stored = Self::field_key(key, row, field);
-        let limit = crate::entry::KEY_LIMIT;
-        if stored.len() > limit {
-            return Err(KvError::KeyTooLong { length: stored.len(), limit });
-        }
-        let hash = self.store().place(namespace, &stored);
-        let owner = self.store().owner_of(hash);
-        let shard = self.shard(owner)?;
-        shard.spaces.open(namespace);
-        let before = shard.counted(namespace, row.generation).count;
-        self.put_at(namespace, hash, &stored, value, PutOptions::default())?;
-        let new = self.shard(owner)?.counted(namespace, row.generation).count > before;
+        let generation = row.generation;
+        let new = self.with_field(&row.field(database, key, field), |keys, stored, place| {
+            let limit = crate::entry::KEY_LIMIT;
+            if stored.len() > limit {
+                return Err(KvError::KeyTooLong { length: stored.len(), limit });
+            }
+            let owner = keys.store().owner_of(place);
+            let before = keys.shard(owner)?.spaces.open(namespace).counted.get(generation).count;
+            keys.put_at(namespace, place, stored, value, PutOptions::default())?;
+            Ok(keys.shard(owner)?.counted(namespace, generation).count > before)
+        })?;
         row.length += u64::from(new);
         Ok(new)
     }
@@ -358,8 +359,9 @@ impl Keyspace<'_> {
         field: &[u8],
     ) -> Result<bool, KvError> {
         let namespace = fields_of(u32::from(database));
-        let stored = Self::field_key(key, row, field);
-        let removed = self.delete_at(namespace, &stored)?;
+        let removed = self.with_field(&row.field(database, key, field), |keys, stored, _| {
+            keys.delete_at(namespace, stored)
+        })?;
         row.length -= u64::from(removed).min(row.length);
         Ok(removed)
     }
@@ -468,6 +470,26 @@ impl Keyspace<'_> {
 }
 
 impl Shard {
+    /// The generation of the row at a database's key, of a head that no client can write. For a
+    /// look-ahead: neither a use of the key nor its expiry counts.
+    pub(crate) fn generation_ahead(
+        &mut self,
+        database: u32,
+        place: u64,
+        key: &[u8],
+    ) -> Option<u64> {
+        let id = self.find(database, place, key)?;
+        let location = self.spaces.get(database)?.slot(id).location;
+        if location.is_absent() || location.has(crate::index::Location::UNTRUSTED) {
+            return None;
+        }
+        let entry = self.live_entry(database, id)?;
+        if !is_row_kind(entry.kind) {
+            return None;
+        }
+        self.with_value(&entry, generation_in).ok()?
+    }
+
     /// What is counted of the fields of a generation.
     #[inline]
     pub(crate) fn counted(&self, namespace: u32, generation: u64) -> Fields {

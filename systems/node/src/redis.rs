@@ -9,7 +9,7 @@ use beeline_kv::{Keyspace, Store};
 use beeline_resp::direct::DirectCall;
 use beeline_resp::{
     After, Args, ClientInfo, Executor, Output, Plan, Planned, Remote, RequestParser, Session,
-    Version, table, table::Found,
+    Version, expected, table, table::Found,
 };
 
 use crate::replicated::COMMAND;
@@ -107,7 +107,7 @@ impl WireWorker for RedisWorker {
         let Some(database) = ahead.peek().map(|(head, _)| remote_of(*head).database) else {
             return;
         };
-        keyspace.expect_keys(database, ahead.map(|(_, request)| request.get(1)));
+        keyspace.expect(database, ahead.map(|(_, request)| expected(request)));
     }
 
     fn execute_carried(
@@ -199,9 +199,7 @@ impl WireSession for RedisSession {
     }
 
     fn expect(&mut self, keyspace: &mut Keyspace<'_>) -> usize {
-        let current = self.parser.current().get(1);
-        let keys = std::iter::once(current).chain(self.parser.upcoming());
-        keyspace.expect_keys(self.session.database(), keys)
+        keyspace.expect(self.session.database(), self.parser.expected())
     }
 
     fn execute(&mut self, keyspace: &mut Keyspace<'_>, out: &mut Output) -> After {

@@ -51,7 +51,7 @@ pub use error::CommandError;
 pub use executor::{After, Executor, Remote, reply_protocol_error};
 pub use logged::Logged;
 pub use output::{Output, Version};
-pub use parser::{Limits, ProtocolError, RequestParser};
+pub use parser::{Limits, ProtocolError, RequestParser, expected};
 pub use plan::{Effect, Placement, Plan, Planned, Route, ShardSet};
 pub use server::{ConfigError, KillFilter, Pause, SaveError, Server, Shutdown};
 pub use session::{ClientInfo, DEFAULT_USER, Session};

@@ -17,10 +17,15 @@
 
 mod upcoming;
 
+use std::ops::Range;
+
+use beeline_kv::{Expected, KEYS_AHEAD};
+
 use crate::args::{Args, Span};
 use crate::number::parse_i64;
 
-pub use upcoming::Upcoming;
+use upcoming::Upcoming;
+pub use upcoming::expected;
 
 /// Bounds on what a peer may send. The defaults are Redis'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +109,11 @@ impl ProtocolError {
 const UNAUTHENTICATED_ARGUMENTS: i64 = 10;
 /// Largest argument before authentication, in bytes.
 const UNAUTHENTICATED_BULK_BYTES: i64 = 16_384;
+/// Requests read ahead at most.
+const AHEAD: usize = KEYS_AHEAD - 1;
+/// What [`short`] takes at most: bytes of an argument, and arguments.
+const SHORT_BYTES: u32 = 9_999;
+const SHORT_ARGUMENTS: u32 = 9;
 /// Room made for one read when nothing is known about what comes.
 const READ_BYTES: usize = 16 * 1024;
 
@@ -129,7 +139,14 @@ pub struct RequestParser {
     /// Bytes behind `cursor` known to hold no line end.
     searched: usize,
     stage: Stage,
+    /// Of the current request, and of those read ahead behind it.
     spans: Vec<Span>,
+    /// The current request's among them, once it is complete.
+    current: Range<usize>,
+    /// Requests read ahead, from the end of the current one on.
+    ready: Vec<Short>,
+    /// How many of these were handed out.
+    taken: usize,
     limits: Limits,
     trusted: bool,
 }
@@ -146,6 +163,9 @@ impl RequestParser {
             searched: 0,
             stage: Stage::Start,
             spans: Vec::new(),
+            current: 0..0,
+            ready: Vec::new(),
+            taken: 0,
             limits,
             trusted: true,
         }
@@ -170,7 +190,9 @@ impl RequestParser {
     /// Bytes of memory held.
     #[must_use]
     pub fn capacity_bytes(&self) -> usize {
-        self.buffer.capacity() + self.spans.capacity() * size_of::<Span>()
+        self.buffer.capacity()
+            + self.spans.capacity() * size_of::<Span>()
+            + self.ready.capacity() * size_of::<Short>()
     }
 
     /// A place to read into, never empty. Tell [`Self::received`] how much of it was filled.
@@ -239,7 +261,7 @@ impl RequestParser {
         self.drop_finished();
         if self.head == self.tail {
             self.buffer = Vec::new();
-            self.spans = Vec::new();
+            (self.spans, self.ready) = (Vec::new(), Vec::new());
             (self.head, self.cursor, self.tail, self.searched) = (0, 0, 0, 0);
         }
     }
@@ -249,9 +271,14 @@ impl RequestParser {
             self.stage = Stage::Start;
             self.head = self.cursor;
             self.searched = 0;
-            self.spans.clear();
-            if self.spans.capacity() > 4096 {
-                self.spans = Vec::new();
+            if self.taken == self.ready.len() {
+                self.ready.clear();
+                self.taken = 0;
+                self.current = 0..0;
+                self.spans.clear();
+                if self.spans.capacity() > 4096 {
+                    self.spans = Vec::new();
+                }
             }
             if self.head == self.tail {
                 (self.head, self.cursor, self.tail) = (0, 0, 0);
@@ -275,19 +302,67 @@ impl RequestParser {
     #[must_use]
     pub fn current(&self) -> Args<'_> {
         debug_assert_eq!(self.stage, Stage::Done, "a request is current once it is complete");
-        Args::new(&self.buffer[self.head..self.cursor], &self.spans)
+        Args::new(&self.buffer[self.head..self.cursor], &self.spans[self.current.clone()])
     }
 
-    /// The first argument, most often a key, of each request behind the current one, as far as that
-    /// can be told at a glance. A hint: what is wrong with a request is found when it is parsed.
+    /// What each request behind the current one is about to use, as far as that can be told at a glance.
+    /// A hint: what is wrong with a request is found when it is its turn. Those that are complete and
+    /// short are read here once and for all.
     #[inline]
-    #[must_use]
-    pub fn upcoming(&self) -> Upcoming<'_> {
+    pub fn upcoming(&mut self) -> impl Iterator<Item = Expected<'_>> {
+        self.read_ahead();
+        self.behind()
+    }
+
+    /// As [`Self::upcoming`], the current request first.
+    #[inline]
+    pub fn expected(&mut self) -> impl Iterator<Item = Expected<'_>> {
+        self.read_ahead();
+        std::iter::once(expected(self.current())).chain(self.behind())
+    }
+
+    fn behind(&self) -> impl Iterator<Item = Expected<'_>> {
+        let ready = &self.ready[self.taken..];
         let rest = match self.stage {
-            Stage::Done | Stage::Start => &self.buffer[self.cursor..self.tail],
+            Stage::Done | Stage::Start => {
+                let read = ready.iter().map(|short| short.bytes as usize).sum::<usize>();
+                &self.buffer[self.cursor + read..self.tail]
+            }
             Stage::Length { .. } | Stage::Body { .. } => &[],
         };
-        Upcoming::new(rest)
+        let (mut at, mut spans) = (self.cursor, self.current.end);
+        let ready = ready.iter().map(move |short| {
+            let data = &self.buffer[at..at + short.bytes as usize];
+            let request = Args::new(data, &self.spans[spans..short.spans as usize]);
+            (at, spans) = (at + short.bytes as usize, short.spans as usize);
+            expected(request)
+        });
+        ready.chain(Upcoming::new(rest))
+    }
+
+    /// Reads requests behind the current one, as long as they are complete and of the usual kind.
+    fn read_ahead(&mut self) {
+        if self.stage != Stage::Done || self.taken < self.ready.len() || !self.takes_short() {
+            return;
+        }
+        self.ready.clear();
+        self.taken = 0;
+        // Those before the current one were handed out.
+        self.spans.drain(..self.current.start);
+        self.current = 0..self.current.len();
+        let mut at = self.cursor;
+        while self.ready.len() < AHEAD
+            && let Some(bytes) = short(&self.buffer[at..self.tail], &mut self.spans)
+        {
+            at += bytes;
+            self.ready.push(Short { bytes: bytes as u32, spans: self.spans.len() as u32 });
+        }
+    }
+
+    /// Whether the limits allow every request that [`short`] takes.
+    #[inline]
+    fn takes_short(&self) -> bool {
+        self.limits.bulk_bytes >= SHORT_BYTES && self.limits.arguments >= SHORT_ARGUMENTS
     }
 
     /// Parses on; `true` once a whole request is [`Self::current`].
@@ -295,11 +370,27 @@ impl RequestParser {
     /// Errors: as [`Self::next_request`].
     pub fn advance(&mut self) -> Result<bool, ProtocolError> {
         self.drop_finished();
+        if let Some(short) = self.ready.get(self.taken) {
+            self.taken += 1;
+            self.cursor += short.bytes as usize;
+            self.current = self.current.end..short.spans as usize;
+            self.stage = Stage::Done;
+            return Ok(true);
+        }
         loop {
             match self.stage {
                 Stage::Start => {
                     if self.cursor == self.tail {
                         return Ok(false);
+                    }
+                    if self.takes_short()
+                        && self.searched == 0
+                        && let Some(bytes) =
+                            short(&self.buffer[self.cursor..self.tail], &mut self.spans)
+                    {
+                        self.cursor += bytes;
+                        self.stage = Stage::Done;
+                        continue;
                     }
                     let progressed = if self.buffer[self.cursor] == b'*' {
                         self.read_count()?
@@ -330,7 +421,10 @@ impl RequestParser {
                         arguments => Stage::Length { arguments },
                     };
                 }
-                Stage::Done => return Ok(true),
+                Stage::Done => {
+                    self.current = 0..self.spans.len();
+                    return Ok(true);
+                }
             }
         }
     }
@@ -430,6 +524,55 @@ impl RequestParser {
         }
         Ok(true)
     }
+}
+
+/// A complete request that was read ahead.
+#[derive(Clone, Copy, Debug)]
+struct Short {
+    bytes: u32,
+    /// Where its spans end.
+    spans: u32,
+}
+
+/// The bytes of a request of the usual kind at the beginning of `input`, complete, with up to nine
+/// arguments of up to 9,999 bytes; `None` for any other. Appends where its arguments lie.
+#[inline]
+fn short(input: &[u8], spans: &mut Vec<Span>) -> Option<usize> {
+    let [b'*', count @ b'1'..=b'9', b'\r', _, ..] = *input else { return None };
+    let known = spans.len();
+    let mut at = 4;
+    for _ in 0..count - b'0' {
+        let start_and_end = short_length(&input[at..]).map(|(length, line)| {
+            let start = at + line;
+            (start, length, start + length + 2)
+        });
+        match start_and_end {
+            Some((start, length, end)) if end <= input.len() => {
+                spans.push(Span { start: start as u32, length: length as u32 });
+                at = end;
+            }
+            _ => {
+                spans.truncate(known);
+                return None;
+            }
+        }
+    }
+    Some(at)
+}
+
+/// The number of one to four digits on a length line, and the bytes of the line.
+#[inline]
+fn short_length(line: &[u8]) -> Option<(usize, usize)> {
+    let [b'$', first @ b'1'..=b'9', rest @ ..] = line else { return None };
+    let mut number = usize::from(first - b'0');
+    for (at, byte) in rest.iter().take(4).enumerate() {
+        match byte {
+            b'\r' => return Some((number, at + 4)),
+            b'0'..=b'9' => number = number * 10 + usize::from(byte - b'0'),
+            _ => return None,
+        }
+    }
+    None
 }
 
 struct Line {
@@ -535,6 +678,9 @@ pub fn fuzz(bytes: &[u8]) {
         loop {
             match parser.advance() {
                 Ok(true) => {
+                    if fed % 3 == 0 {
+                        assert!(parser.upcoming().count() <= fed);
+                    }
                     let args = parser.current();
                     let total: usize = args.from(0).map(<[u8]>::len).sum();
                     assert!(!args.is_empty(), "a request has a name");

@@ -4,6 +4,8 @@
 use beeline_os::{MemoryObject as _, prefetch};
 
 use crate::ClientLog;
+use crate::foreseen::{FieldName, Foreseen};
+use crate::rows::fields_of;
 use crate::shard::Shard;
 
 /// Most keys asked for at once: about as many lines as a core can wait for.
@@ -11,51 +13,139 @@ pub const KEYS_AHEAD: usize = 16;
 /// Bytes of an entry asked for: header and a key of usual length.
 const ENTRY_BYTES: usize = 128;
 const LINE: usize = 64;
+/// Longest field worked out ahead: to hash a longer one takes longer than its lines do to come.
+const FIELD_BYTES: usize = 1024;
 
-/// Hashes of keys that are about to be used.
-#[derive(Debug)]
-pub(crate) struct Ahead {
-    hashes: [u64; KEYS_AHEAD],
-    used: usize,
+/// What a request is about to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expected<'k> {
+    /// A key of a database.
+    pub key: &'k [u8],
+    /// A field, where the key may be that of a row.
+    pub field: Option<&'k [u8]>,
 }
 
-impl Ahead {
-    /// The hashes of the first [`KEYS_AHEAD`] keys.
+impl<'k> From<&'k [u8]> for Expected<'k> {
+    fn from(key: &'k [u8]) -> Self {
+        Self { key, field: None }
+    }
+}
+
+/// The shards that are at hand.
+pub(crate) trait Owners {
+    /// The one that has a place.
+    fn owner_of(&mut self, place: u64) -> Option<&mut Shard>;
+}
+
+impl Owners for Shard {
     #[inline]
-    pub fn of<'k>(keys: impl Iterator<Item = &'k [u8]>, hash: impl Fn(&[u8]) -> u64) -> Self {
-        let mut ahead = Self { hashes: [0; KEYS_AHEAD], used: 0 };
-        for (place, key) in ahead.hashes.iter_mut().zip(keys) {
-            *place = hash(key);
+    fn owner_of(&mut self, place: u64) -> Option<&mut Shard> {
+        (self.store.owner_of(place) == self.index).then_some(self)
+    }
+}
+
+/// What is about to be used, and the places of its keys.
+#[derive(Debug)]
+pub(crate) struct Ahead<'k> {
+    all: [Expected<'k>; KEYS_AHEAD],
+    places: [u64; KEYS_AHEAD],
+    used: usize,
+    fields: bool,
+}
+
+impl<'k> Ahead<'k> {
+    /// The first [`KEYS_AHEAD`] of `all`, with the places of their keys.
+    #[inline]
+    pub fn of(all: impl Iterator<Item = Expected<'k>>, place_of: impl Fn(&[u8]) -> u64) -> Self {
+        let mut ahead = Self {
+            all: [Expected { key: &[], field: None }; KEYS_AHEAD],
+            places: [0; KEYS_AHEAD],
+            used: 0,
+            fields: false,
+        };
+        for expected in all.take(KEYS_AHEAD) {
+            let at = ahead.used;
+            // A pipeline often stays with one row.
+            let before = at.checked_sub(1).filter(|_| expected.field.is_some());
+            ahead.places[at] = match before {
+                Some(before) if ahead.all[before].key == expected.key => ahead.places[before],
+                _ => place_of(expected.key),
+            };
+            ahead.all[at] = expected;
+            ahead.fields |= expected.field.is_some();
             ahead.used += 1;
         }
         ahead
     }
 
-    pub fn as_slice(&self) -> &[u64] {
-        &self.hashes[..self.used]
+    /// Asks for the lines of all of it, of the shard that has a place; how many there are.
+    #[inline]
+    pub fn ask(&self, database: u8, foreseen: &mut Foreseen, shards: &mut impl Owners) -> usize {
+        let namespace = u32::from(database);
+        for entries in [false, true] {
+            for (at, &place) in self.places[..self.used].iter().enumerate() {
+                if self.fields && at > 0 && self.places[at - 1] == place {
+                    continue;
+                }
+                match shards.owner_of(place) {
+                    Some(shard) if entries => shard.prefetch_entry(namespace, place),
+                    Some(shard) => shard.prefetch(namespace, place),
+                    None => {}
+                }
+            }
+        }
+        if self.fields {
+            self.ask_fields(namespace, foreseen, shards);
+        }
+        self.used
+    }
+
+    fn ask_fields(&self, database: u32, foreseen: &mut Foreseen, shards: &mut impl Owners) {
+        foreseen.clear();
+        let namespace = fields_of(database);
+        let mut places = [None; KEYS_AHEAD];
+        let mut row = None;
+        for (at, &place) in self.places[..self.used].iter().enumerate() {
+            let Expected { key, field: Some(field) } = self.all[at] else { continue };
+            if field.len() > FIELD_BYTES {
+                continue;
+            }
+            let Some(shard) = shards.owner_of(place) else { continue };
+            let known = row.filter(|(of, _)| *of == place).map(|(_, generation)| generation);
+            let generation = known.unwrap_or_else(|| shard.generation_ahead(database, place, key));
+            row = Some((place, generation));
+            let Some(generation) = generation else { continue };
+            let name = FieldName { database, key, generation, field };
+            let of_field = foreseen.push(&shard.store, &name);
+            shard.prefetch(namespace, of_field);
+            places[at] = Some(of_field);
+        }
+        for (at, of_field) in places.iter().enumerate() {
+            if let &Some(of_field) = of_field
+                && let Some(shard) = shards.owner_of(self.places[at])
+            {
+                shard.prefetch_entry(namespace, of_field);
+            }
+        }
     }
 }
 
 impl Shard {
-    /// Tells the shard which keys are about to be used, at most [`KEYS_AHEAD`] of them, and returns
+    /// Tells the shard what is about to be used, at most [`KEYS_AHEAD`] keys or fields, and returns
     /// how many it heard. A hint: changes nothing, and keys of other shards are passed over.
     #[inline]
+    pub fn expect<'k>(&mut self, database: u8, all: impl Iterator<Item = Expected<'k>>) -> usize {
+        let ahead = Ahead::of(all, |key| self.store.place_key(database, key));
+        let mut foreseen = std::mem::take(&mut self.foreseen);
+        let heard = ahead.ask(database, &mut foreseen, self);
+        self.foreseen = foreseen;
+        heard
+    }
+
+    /// As [`Shard::expect`], of keys without fields.
+    #[inline]
     pub fn expect_keys<'k>(&mut self, database: u8, keys: impl Iterator<Item = &'k [u8]>) -> usize {
-        let ahead = Ahead::of(keys, |key| self.store.place_key(database, key));
-        let namespace = u32::from(database);
-        for entries in [false, true] {
-            for &place in ahead.as_slice() {
-                if self.store.owner_of(place) != self.index {
-                    continue;
-                }
-                if entries {
-                    self.prefetch_entry(namespace, place);
-                } else {
-                    self.prefetch(namespace, place);
-                }
-            }
-        }
-        ahead.used
+        self.expect(database, keys.map(Expected::from))
     }
 
     /// Asks for the first lines of the entry, once its index line is likely there.

@@ -23,6 +23,7 @@ use beeline_pmem::Persister;
 use crate::entry::{self, EXPIRES, HEADER_BYTES, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::feed::{EventKind, Waiting};
+use crate::foreseen::Foreseen;
 use crate::index::{Location, Slot, SlotId};
 use crate::random::Xorshift;
 use crate::rows::Ended;
@@ -104,6 +105,7 @@ pub struct Shard {
     pub(crate) waiting: Waiting,
     pub(crate) random: Xorshift,
     pub(crate) scratch: Vec<u8>,
+    pub(crate) foreseen: Foreseen,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
     use_second: u16,
     poisoned: bool,
@@ -134,6 +136,7 @@ impl Shard {
             waiting: Waiting::default(),
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
+            foreseen: Foreseen::default(),
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
             leans: false,

@@ -6,15 +6,69 @@ use super::*;
 
 /// Every request of `input`, fed in pieces of `step` bytes.
 fn parse_all(input: &[u8], step: usize) -> Result<Vec<Vec<Vec<u8>>>, ProtocolError> {
+    parse_with(input, step, |_| {})
+}
+
+/// As [`parse_all`], with something done at each request.
+fn parse_with(
+    input: &[u8],
+    step: usize,
+    mut at_each: impl FnMut(&mut RequestParser),
+) -> Result<Vec<Vec<Vec<u8>>>, ProtocolError> {
     let mut parser = RequestParser::new(Limits::default());
     let mut requests = Vec::new();
     for piece in input.chunks(step.max(1)) {
         parser.feed(piece)?;
-        while let Some(args) = parser.next_request()? {
-            requests.push(args.from(0).map(<[u8]>::to_vec).collect());
+        while parser.advance()? {
+            at_each(&mut parser);
+            requests.push(parser.current().from(0).map(<[u8]>::to_vec).collect());
         }
     }
     Ok(requests)
+}
+
+proptest! {
+    /// Requests read ahead are the requests that are read one by one, in whatever pieces they come and
+    /// whenever the parser is asked what is coming.
+    #[test]
+    fn reading_ahead_changes_nothing(
+        pieces in proptest::collection::vec(prop_oneof![
+            4 => (0_usize..3, 0_usize..1200).prop_map(|(words, length)| {
+                let mut request = format!("*{}\r\n$3\r\nSET\r\n", words + 1).into_bytes();
+                for _ in 0..words {
+                    request.extend_from_slice(format!("${length}\r\n").as_bytes());
+                    request.resize(request.len() + length, b'v');
+                    request.extend_from_slice(b"\r\n");
+                }
+                request
+            }),
+            1 => Just(b"*0\r\n".to_vec()),
+            1 => Just(b"PING \"a b\"\r\n".to_vec()),
+            1 => Just(b"*1\r\n$04\r\nPING\r\n".to_vec()),
+            1 => proptest::collection::vec(any::<u8>(), 0..6),
+        ], 0..24),
+        step in 1_usize..3000, every in 1_u32..20,
+    ) {
+        let input = pieces.concat();
+        let mut calls = 0;
+        let ahead = parse_with(&input, step, |parser| {
+            calls += 1;
+            if calls % every == 0 {
+                parser.upcoming().count();
+            }
+        });
+        // With fewer arguments allowed than the short way takes, all goes the long way.
+        let mut parser = RequestParser::new(Limits { arguments: 8, ..Limits::default() });
+        let mut plain = Vec::new();
+        let plain = parser.feed(&input).and_then(|()| loop {
+            match parser.next_request() {
+                Ok(Some(args)) => plain.push(args.from(0).map(<[u8]>::to_vec).collect::<Vec<_>>()),
+                Ok(None) => break Ok(plain),
+                Err(error) => break Err(error),
+            }
+        });
+        prop_assert_eq!(ahead, plain);
+    }
 }
 
 fn words(list: &[&str]) -> Vec<Vec<u8>> {
@@ -209,20 +263,41 @@ fn a_glance_tells_the_first_arguments_of_what_is_complete_and_short() {
     let long = "v".repeat(120);
     let input = format!(
         "*2\r\n$3\r\nGET\r\n$1\r\na\r\n*3\r\n$3\r\nSET\r\n$2\r\nbb\r\n$120\r\n{long}\r\n*1\r\n$4\r\nPING\r\n\
-         *5\r\n$4\r\nMGET\r\n$1\r\nc\r\n$1\r\nd\r\n$1\r\ne\r\n$1\r\nf\r\n*2\r\n$3\r\nGET\r\n$1\r\ng\r\n"
+         *5\r\n$4\r\nMGET\r\n$1\r\nc\r\n$0\r\n\r\n$1\r\ne\r\n$1\r\nf\r\n*2\r\n$3\r\nGET\r\n$1\r\ng\r\n"
     );
     parser.feed(input.as_bytes()).unwrap();
-    let told = |parser: &RequestParser| parser.upcoming().map(<[u8]>::to_vec).collect::<Vec<_>>();
+    let told =
+        |parser: &mut RequestParser| parser.upcoming().map(|e| e.key.to_vec()).collect::<Vec<_>>();
     // The long request is the last one told of.
-    assert_eq!(told(&parser), words(&["a", "bb", "", "c"]));
+    assert_eq!(told(&mut parser), words(&["a", "bb", "", "c"]));
     assert!(parser.advance().unwrap());
-    assert_eq!(told(&parser), words(&["bb", "", "c"]));
+    assert_eq!(told(&mut parser), words(&["bb", "", "c"]));
     assert_eq!(parser.current().get(1), b"a");
     for _ in 0..4 {
         assert!(parser.advance().unwrap());
     }
-    assert_eq!((parser.current().get(1), told(&parser)), (&b"g"[..], vec![]));
+    assert_eq!(told(&mut parser), words(&[]));
+    assert_eq!(parser.current().get(1), b"g");
     assert!(!parser.advance().unwrap());
+}
+
+#[test]
+fn a_glance_tells_the_fields_of_hashes() {
+    let mut parser = RequestParser::new(Limits::default());
+    let hset = "*4\r\n$4\r\nhset\r\n$1\r\nh\r\n$2\r\nf1\r\n$1\r\nv\r\n";
+    let get = "*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
+    let hget = "*3\r\n$4\r\nHGET\r\n$1\r\nh\r\n$2\r\nf2\r\n";
+    let cut = "*3\r\n$4\r\nHGET\r\n$1\r\nh\r\n$20\r\n$1\r\nx\r\n";
+    parser
+        .feed(format!("{hset}{get}{hset}{hget}*2\r\n$4\r\nHLEN\r\n$1\r\nh\r\n{cut}").as_bytes())
+        .unwrap();
+    let (field, plain) = (|field| Expected { key: b"h", field }, Expected::from(&b"a"[..]));
+    let told = [field(Some(b"f1")), plain, field(Some(b"f1")), field(Some(b"f2")), field(None)];
+    assert_eq!(parser.upcoming().collect::<Vec<_>>(), [&told[..], &[field(None)]].concat());
+    for each in told {
+        assert!(parser.advance().unwrap());
+        assert_eq!(expected(parser.current()), each);
+    }
 }
 
 proptest! {
@@ -232,6 +307,8 @@ proptest! {
         pieces in proptest::collection::vec(prop_oneof![
             Just(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n".to_vec()),
             Just(b"*3\r\n$3\r\nSET\r\n$2\r\nkk\r\n$10\r\n0123456789\r\n".to_vec()),
+            Just(b"*4\r\n$4\r\nHSET\r\n$1\r\nk\r\n$1\r\nf\r\n$1\r\nv\r\n".to_vec()),
+            Just(b"*3\r\n$4\r\nhget\r\n$1\r\nk\r\n$99\r\n$1\r\nx".to_vec()),
             Just(b"*1\r\n$4\r\nPING\r\n".to_vec()),
             Just(b"*0\r\n".to_vec()),
             Just(b"PING\r\n".to_vec()),
@@ -241,10 +318,15 @@ proptest! {
     ) {
         let mut parser = RequestParser::new(Limits::default());
         prop_assert!(parser.feed(&pieces.concat()).is_ok());
-        let told: Vec<Vec<u8>> = parser.upcoming().map(<[u8]>::to_vec).collect();
+        let told: Vec<(Vec<u8>, Option<Vec<u8>>)> =
+            parser.upcoming().map(|e| (e.key.to_vec(), e.field.map(<[u8]>::to_vec))).collect();
         for (index, first) in told.iter().enumerate() {
             match parser.next_request() {
-                Ok(Some(args)) => prop_assert_eq!(args.get(1), &first[..]),
+                Ok(Some(args)) => {
+                    let found = expected(args);
+                    prop_assert_eq!(found.key, &first.0[..]);
+                    prop_assert_eq!(found.field, first.1.as_deref());
+                }
                 // Only the last one told of may lack its end.
                 _ => prop_assert_eq!(index + 1, told.len()),
             }

@@ -3,9 +3,31 @@
 //! It reads what the parser will read again, takes nothing, and stops at whatever is not the usual
 //! short request: an inline command, a long number, a request that is long or not complete.
 
-/// See [`super::RequestParser::upcoming`].
+use beeline_kv::Expected;
+
+use crate::args::Args;
+
+/// Whether the second argument behind a command's name may be a field: the names of all commands of
+/// hashes begin alike.
+#[inline]
+fn names_field(name: &[u8]) -> bool {
+    matches!(name.first(), Some(b'h' | b'H'))
+}
+
+/// What a request is about to use, as far as can be told at a glance.
+#[inline]
+#[must_use]
+pub fn expected(request: Args<'_>) -> Expected<'_> {
+    let mut expected = Expected::from(request.get(1));
+    if request.len() > 2 && names_field(request.get(0)) {
+        expected.field = Some(request.get(2));
+    }
+    expected
+}
+
+/// Told of one after the other; see [`super::RequestParser::upcoming`].
 #[derive(Clone, Debug)]
-pub struct Upcoming<'a> {
+pub(super) struct Upcoming<'a> {
     rest: &'a [u8],
 }
 
@@ -43,20 +65,28 @@ impl<'a> Upcoming<'a> {
 }
 
 impl<'a> Iterator for Upcoming<'a> {
-    type Item = &'a [u8];
+    type Item = Expected<'a>;
 
     #[inline]
-    fn next(&mut self) -> Option<&'a [u8]> {
+    fn next(&mut self) -> Option<Expected<'a>> {
         let arguments = self.number(b'*')?;
-        self.argument()?;
+        let name = self.argument()?;
         if arguments < 2 {
-            return Some(&[]);
+            return Some(Expected::from(&[][..]));
         }
-        let key = self.argument()?;
+        let mut expected = Expected::from(self.argument()?);
+        let takes_field = arguments > 2 && names_field(name);
+        if takes_field {
+            expected.field = self.argument();
+        }
+        let left = arguments - 2 - usize::from(takes_field);
         // A long or incomplete request is the last one told of.
-        if arguments > Self::SHORT || (2..arguments).any(|_| self.argument().is_none()) {
+        if arguments > Self::SHORT
+            || (takes_field && expected.field.is_none())
+            || (0..left).any(|_| self.argument().is_none())
+        {
             self.rest = &[];
         }
-        Some(key)
+        Some(expected)
     }
 }
