@@ -54,6 +54,12 @@ const TOGETHER: usize = 64;
 const BLOCK_LIMIT: usize = BLOCK_BYTES + RECORD_BYTES + u16::MAX as usize + (512 << 20);
 const END: u32 = u32::MAX;
 
+/// No snapshot is being written.
+const NONE: u32 = 0;
+const WRITING: u32 = 1;
+/// The one being written is wanted no more.
+const GIVEN_UP: u32 = 2;
+
 /// What a snapshot or a restore moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotReport {
@@ -133,18 +139,16 @@ impl Store {
     /// segment. A snapshot keeps everything that was there when it began, so under overwrites it
     /// takes the room of whatever comes after it. Returns whether one is still there.
     pub fn give_up_snapshot(&self) -> bool {
-        let writing = self.snapshots.load(Ordering::Acquire) > 0;
-        if writing {
-            self.snapshot_given_up.store(true, Ordering::Release);
-        }
-        writing
+        // In one step, so that the mark goes with its snapshot: made after a look, it might meet the next.
+        let given_up =
+            self.snapshots.compare_exchange(WRITING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
+        given_up != Err(NONE)
     }
 }
 
 impl Drop for Snapshot {
     fn drop(&mut self) {
-        self.store.snapshot_given_up.store(false, Ordering::Release);
-        self.store.snapshots.fetch_sub(1, Ordering::AcqRel);
+        self.store.snapshots.store(NONE, Ordering::Release);
     }
 }
 
@@ -161,7 +165,8 @@ impl Keyspace<'_> {
             return Err(KvError::Replacing);
         }
         self.commit()?;
-        let free = store.snapshots.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire);
+        let free =
+            store.snapshots.compare_exchange(NONE, WRITING, Ordering::AcqRel, Ordering::Acquire);
         if free.is_err() {
             return Err(KvError::SnapshotInProgress);
         }
@@ -275,7 +280,7 @@ impl Snapshot {
         out.head(format, self.store.clock.unix_ms())?;
         let (mut copy, mut questions) = (Vec::new(), Questions::default());
         for Covered { state, tail, holds_runs, is_looked_up } in &self.segments {
-            if self.store.snapshot_given_up.load(Ordering::Acquire) {
+            if self.store.snapshots.load(Ordering::Acquire) == GIVEN_UP {
                 return Err(std::io::Error::other(
                     "the pool has no room for what was overwritten while the snapshot was written",
                 ));
@@ -702,59 +707,4 @@ pub fn restore(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::{Embedded, PutOptions};
-
-    /// A store with `keys` keys, of which `again` were written twice: every second one of the first.
-    fn store(keys: u32, again: u32) -> Embedded {
-        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, 4 << 20)).unwrap();
-        let options = StoreOptions { shards: 2, ..StoreOptions::default() };
-        let store = Embedded::from(Store::open(pool, options).unwrap());
-        store.with_all(|all| {
-            for n in (0..keys).chain((0..2 * again).step_by(2)) {
-                all.put(0, &n.to_be_bytes(), &[&[7; 100]], PutOptions::default()).unwrap();
-            }
-        });
-        store
-    }
-
-    fn barrier(store: &Embedded) -> Snapshot {
-        store.with_all(|keys| keys.begin_snapshot()).unwrap()
-    }
-
-    #[test]
-    fn shards_are_asked_about_segments_alone_of_which_much_was_superseded() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("snapshot");
-        for (again, least, most) in [(0, 0, 0), (1000, 1000, 3000)] {
-            let store = store(4000, again);
-            let snapshot = barrier(&store);
-            let asked = Cell::new(0);
-            let report = snapshot.write_asking(&path, &mut |questions| {
-                assert!(questions.list.len() <= TOGETHER);
-                asked.set(asked.get() + questions.list.len() as u64);
-                snapshot.answer(questions);
-            });
-            assert_eq!(report.unwrap().records, 4000, "none but the superseded is left out");
-            assert!((least..=most).contains(&asked.get()), "{} are looked up", asked.get());
-        }
-    }
-
-    #[test]
-    fn the_thread_that_stands_back_asks_another_one() {
-        let directory = tempfile::tempdir().unwrap();
-        let (one, other) = (directory.path().join("one"), directory.path().join("other"));
-        let store = store(3000, 1500);
-        let report = barrier(&store).write(&one).unwrap();
-        let writer = std::sync::Mutex::new(None);
-        let stand_back = || *writer.lock().unwrap() = Some(std::thread::current().id());
-        let beside = barrier(&store).write_beside(&other, stand_back).unwrap();
-        assert_eq!((beside.records, beside.bytes), (report.records, report.bytes));
-        let writer = writer.into_inner().unwrap();
-        assert!(writer.is_some_and(|writer| writer != std::thread::current().id()));
-        assert_eq!(check_snapshot(&other).unwrap(), beside);
-    }
-}
+mod tests;

@@ -89,10 +89,9 @@ pub struct Store {
     pub(crate) peers: Mutex<Vec<Weak<Mutex<Shard>>>>,
     pub(crate) write_back: WriteBack,
     pub(crate) cooperative: AtomicBool,
-    /// Snapshots being written: segments stay and overwrites in place are refused meanwhile.
+    /// More than 0 while a snapshot is being written: segments stay and overwrites in place are refused
+    /// meanwhile. See [`Store::give_up_snapshot`].
     pub(crate) snapshots: AtomicU32,
-    /// The snapshot being written is wanted no more: [`Store::give_up_snapshot`].
-    pub(crate) snapshot_given_up: AtomicBool,
     /// A snapshot is replacing the contents: what is there is a part, and no key may be deleted on
     /// the strength of it.
     replacing: AtomicBool,
@@ -174,7 +173,6 @@ impl Store {
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
             peers: Mutex::default(),
             snapshots: AtomicU32::new(0),
-            snapshot_given_up: AtomicBool::new(false),
             replacing: AtomicBool::new(false),
             shortages: AtomicU64::new(0),
             write_back: WriteBack::new(shards, pool.report().mechanism),
