@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+#[path = "common/mod.rs"]
+mod common;
 #[path = "common/live.rs"]
 mod scene;
 #[path = "common/veth.rs"]
@@ -15,6 +17,7 @@ use beeline_nf::functions::templates;
 use beeline_nf::live::{LiveError, ask, command};
 use beeline_nf::packet_socket::Device;
 use beeline_nf::statistics::{COMMAND, Statistics};
+use common::Dice;
 use scene::{COUNTER, graph, playing};
 use veth::Veth;
 
@@ -41,6 +44,31 @@ fn packet(length: usize) -> Vec<u8> {
 fn numbered(number: u16) -> Vec<u8> {
     let mut bytes = packet(62);
     bytes[60..62].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+/// A numbered one of TCP, to a port of 10.0.0.2.
+fn to_port(number: u16, port: u16) -> Vec<u8> {
+    let mut bytes = numbered(number);
+    bytes[12..15].copy_from_slice(&[8, 0, 0x45]);
+    bytes[17] = 48;
+    bytes[22..24].copy_from_slice(&[64, 6]);
+    bytes[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes[36..38].copy_from_slice(&port.to_be_bytes());
+    bytes
+}
+
+/// Random bytes of an Ethernet packet, every second one as IPv4 with whatever lengths it names.
+fn garbage(dice: &mut Dice) -> Vec<u8> {
+    let length = dice.of(&[14, 15, 20, 33, 34, 35, 41, 54, 59, 63, 64, 65, 300, 1_514]);
+    let mut bytes: Vec<u8> = (0..length).map(|_| dice.below(256).try_into().unwrap()).collect();
+    // Not ours, and to a single station.
+    bytes[..2].copy_from_slice(&[6, 6]);
+    if length > 24 && dice.below(2) == 0 {
+        bytes[12..14].copy_from_slice(&[8, 0]);
+        bytes[14] = 0x40 | bytes[14] & 15;
+        bytes[23] = dice.of(&[1, 6, 17]);
+    }
     bytes
 }
 
@@ -100,25 +128,16 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
     let Some((a, b)) = pairs('c', 'd') else { return };
     let graph = graph(templates::text("firewall").unwrap());
     let ports = [("from_tor", a.0.clone()), ("to_tor", b.0.clone())];
-    let packet = |number: u16, port: u16| {
-        let mut bytes = numbered(number);
-        bytes[12..15].copy_from_slice(&[8, 0, 0x45]);
-        bytes[17] = 48;
-        bytes[22..24].copy_from_slice(&[64, 6]);
-        bytes[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
-        bytes[36..38].copy_from_slice(&port.to_be_bytes());
-        bytes
-    };
     let before = ["rules add icmp any -> any drop".to_owned()];
     let passed = playing(&graph, &ports, (&before, 1), |scene| {
         let control = &scene.control;
         let (mut near, mut far) = ends(&a, &b);
-        send(&mut near, &packet(1, 443));
+        send(&mut near, &to_port(1, 443));
         assert_eq!(collect(&mut far, 1), [1]);
         let said = command(control, "rules add tcp 10.0.0.0/8 -> any :443 drop").unwrap();
         assert_eq!(said, Ok("rule 1: tcp 10.0.0.0/8 -> any :443 drop".to_owned()));
         for number in 2..100 {
-            send(&mut near, &packet(number, if number % 2 == 0 { 443 } else { 80 }));
+            send(&mut near, &to_port(number, if number % 2 == 0 { 443 } else { 80 }));
         }
         let odd: Vec<u16> = (2..100).filter(|number| number % 2 == 1).collect();
         assert_eq!(collect(&mut far, odd.len()), odd);
@@ -139,7 +158,7 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
         let again = Veth::new(&name).unwrap();
         scene.hears(&format!("{name} is back"));
         let (mut near, _) = ends(&again, &b);
-        send(&mut near, &packet(500, 80));
+        send(&mut near, &to_port(500, 80));
         assert_eq!(collect(&mut far, 1), [500]);
     });
     passed.unwrap();
@@ -432,4 +451,45 @@ fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() 
         assert!(command(control, "reset nothing").unwrap().unwrap_err().contains("no instance"));
     });
     passed.unwrap();
+}
+
+#[test]
+fn garbage_at_every_kind_of_port_leaves_the_others_packets_whole() {
+    let Some((a, b)) = pairs('r', 's') else { return };
+    let graph = graph(templates::text("firewall").unwrap());
+    let tap = format!("nft{}", std::process::id() % 100_000);
+    let rules = ["rules add tcp 10.0.0.0/8 -> any :443 drop".to_owned()];
+    for kind in ["", "xdp:", "tap:"] {
+        let possible = match kind {
+            "xdp:" => Device::express(&a.0, None).map(drop),
+            "tap:" => Device::tap(&tap).map(drop),
+            _ => Ok(()),
+        };
+        if let Err(error) = possible {
+            println!("skipped: ports of {kind} {error}");
+            continue;
+        }
+        let input = if kind == "tap:" { tap.clone() } else { a.0.clone() };
+        let ports = [("from_tor", format!("{kind}{input}")), ("to_tor", b.0.clone())];
+        let passed = playing(&graph, &ports, (&rules, 1), |scene| {
+            let (mut near, mut far) = ends(&a, &b);
+            if kind == "tap:" {
+                assert!(ip(&format!("link set {tap} up")), "the device is there");
+                // What the host sends there is read by the graph.
+                near = Device::interface(&tap).unwrap();
+            }
+            let mut dice = Dice(7);
+            for piece in 0..20_u16 {
+                for number in 0..10 {
+                    (0..9).for_each(|_| send(&mut near, &garbage(&mut dice)));
+                    send(&mut near, &to_port(piece * 10 + number, 80 + 363 * (number % 2)));
+                }
+                let even: Vec<u16> = (0..10).step_by(2).map(|number| piece * 10 + number).collect();
+                assert_eq!(collect(&mut far, even.len()), even, "over {kind}");
+            }
+            let listed = command(&scene.control, "rules list").unwrap().unwrap();
+            assert!(listed.contains("(100 packets)"), "{listed}");
+        });
+        passed.unwrap();
+    }
 }
