@@ -161,6 +161,23 @@ fn an_element_that_never_ends_is_named_by_both_back_ends() {
         ("", "", nest),
         // A function sets the iterator back.
         ("uint i;", "void back() { i = 0; }", "for (i = 0; i < 10; i++) { n++; back(); }"),
+        // So does one that a condition, a switch, an inner condition or a list calls.
+        ("uint i;", "uchar limit() { i = 0; return 5; }", "for (i = 0; i < limit(); i++) n++;"),
+        (
+            "uint i;",
+            "uchar back() { i = 0; return 1; }",
+            "for (i = 0; i < 10; i++) { switch (back()) { case 1: n++; } }",
+        ),
+        (
+            "uint i;",
+            "bool back() { i = 0; return false; }",
+            "for (i = 0; i < 10; i++) { while (back()) n++; }",
+        ),
+        (
+            "uint i;",
+            "uchar back() { i = 0; return 1; }",
+            "for (i = 0; i < 10; i++) { uchar list[1] = { back() }; n += list[0]; }",
+        ),
     ] {
         let loaded = compiled(&with_body(state, functions, body));
         let graph = &loaded.compiled.graph;

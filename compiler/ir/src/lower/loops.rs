@@ -134,7 +134,8 @@ impl Lower<'_> {
         }
         let Some(Binding::Var(var, Type::Scalar(bits))) = self.lookup(name) else { return None };
         // A function sees the element's state, and may write it.
-        if self.element.var(var).kind != VarKind::Local && self.calls(body) {
+        let calls = self.calls(body) || self.calls_in(right);
+        if calls && self.element.var(var).kind != VarKind::Local {
             return None;
         }
         // Lowered only to look at; its statements are thrown away.
@@ -180,12 +181,20 @@ impl Lower<'_> {
     /// True where the statements call a function of the language.
     fn calls(&self, body: &[ast::Statement]) -> bool {
         let mut found = false;
-        expressions(body, &mut |e| {
-            if let ExpressionKind::Call(name, ..) = &e.kind {
-                found |= self.world.functions.contains_key(&name.text);
-            }
-        });
+        expressions(body, &mut |e| found |= self.is_call(e));
         found
+    }
+
+    /// True where the expression calls one.
+    fn calls_in(&self, e: &ast::Expression) -> bool {
+        let mut found = false;
+        expression(e, &mut |e| found |= self.is_call(e));
+        found
+    }
+
+    fn is_call(&self, e: &ast::Expression) -> bool {
+        matches!(&e.kind, ExpressionKind::Call(name, ..)
+            if self.world.functions.contains_key(&name.text))
     }
 
     /// The smallest array that the iterator indexes.
@@ -253,42 +262,44 @@ fn counter(
     Some(Counter { name, from, step, up: *operator == "+" })
 }
 
+/// Calls `look` with the expression and every one in it.
+fn expression<'a>(e: &'a ast::Expression, look: &mut impl FnMut(&'a ast::Expression)) {
+    look(e);
+    match &e.kind {
+        ExpressionKind::Index(base, at) => {
+            expression(base, look);
+            expression(at, look);
+        }
+        ExpressionKind::Field(a, _)
+        | ExpressionKind::Cast(_, a)
+        | ExpressionKind::Unary(_, a)
+        | ExpressionKind::Slice(a, _, _) => expression(a, look),
+        ExpressionKind::Binary(_, a, b) => {
+            expression(a, look);
+            expression(b, look);
+        }
+        ExpressionKind::Choose(a, b, c) => {
+            expression(a, look);
+            expression(b, look);
+            expression(c, look);
+        }
+        ExpressionKind::Call(_, _, list) => list.iter().for_each(|a| expression(a, look)),
+        ExpressionKind::Number(_)
+        | ExpressionKind::Bool(_)
+        | ExpressionKind::Text(_)
+        | ExpressionKind::Name(_) => {}
+    }
+}
+
 /// Calls `look` with every expression in the statements.
 fn expressions<'a>(body: &'a [ast::Statement], look: &mut impl FnMut(&'a ast::Expression)) {
-    fn expression<'a>(e: &'a ast::Expression, look: &mut impl FnMut(&'a ast::Expression)) {
-        look(e);
-        match &e.kind {
-            ExpressionKind::Index(base, at) => {
-                expression(base, look);
-                expression(at, look);
-            }
-            ExpressionKind::Field(a, _)
-            | ExpressionKind::Cast(_, a)
-            | ExpressionKind::Unary(_, a)
-            | ExpressionKind::Slice(a, _, _) => expression(a, look),
-            ExpressionKind::Binary(_, a, b) => {
-                expression(a, look);
-                expression(b, look);
-            }
-            ExpressionKind::Choose(a, b, c) => {
-                expression(a, look);
-                expression(b, look);
-                expression(c, look);
-            }
-            ExpressionKind::Call(_, _, list) => list.iter().for_each(|a| expression(a, look)),
-            ExpressionKind::Number(_)
-            | ExpressionKind::Bool(_)
-            | ExpressionKind::Text(_)
-            | ExpressionKind::Name(_) => {}
-        }
-    }
     for statement in body {
         match &statement.kind {
-            StatementKind::Declare(variable) => {
-                if let Some(ast::Initial::Value(value)) = &variable.initial {
-                    expression(value, look);
-                }
-            }
+            StatementKind::Declare(variable) => match &variable.initial {
+                Some(ast::Initial::Value(value)) => expression(value, look),
+                Some(ast::Initial::List(list)) => list.iter().for_each(|e| expression(e, look)),
+                None => {}
+            },
             StatementKind::Assign { target, value, .. } => {
                 expression(target, look);
                 expression(value, look);
@@ -299,12 +310,16 @@ fn expressions<'a>(body: &'a [ast::Statement], look: &mut impl FnMut(&'a ast::Ex
                 expressions(then, look);
                 expressions(otherwise, look);
             }
-            StatementKind::Loop { before, body, step, .. } => {
+            StatementKind::Loop { before, condition, body, step, .. } => {
                 expressions(before, look);
+                if let Some(condition) = condition {
+                    expression(condition, look);
+                }
                 expressions(body, look);
                 expressions(step, look);
             }
-            StatementKind::Switch { arms, .. } => {
+            StatementKind::Switch { value, arms } => {
+                expression(value, look);
                 arms.iter().for_each(|(_, _, body)| expressions(body, look));
             }
             StatementKind::Block(body, _) | StatementKind::Async(body) => expressions(body, look),
