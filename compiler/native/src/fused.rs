@@ -111,13 +111,16 @@ pub(crate) fn define(
         }
         length += more;
     }
-    let emit = |builder: &mut FunctionBuilder<'_>, control: Value, nodes: &[usize]| {
-        segment(graph, handlers, nodes, builder, control);
-    };
+    let emit =
+        |builder: &mut FunctionBuilder<'_>, control: Value, failed: Block, nodes: &[usize]| {
+            segment(graph, handlers, nodes, builder, control, failed);
+        };
     if let [nodes] = &segments[..] {
         // No call a round.
         let all = function(module, "rounds", |builder, control, _| {
-            rounds(graph, builder, control, |builder, _| emit(builder, control, nodes));
+            rounds(graph, builder, control, |builder, failed| {
+                emit(builder, control, failed, nodes);
+            });
         });
         return all.map(Some).map_err(|refused| (0, refused));
     }
@@ -126,9 +129,13 @@ pub(crate) fn define(
         let first = nodes.first().copied().unwrap_or(0);
         let name = format!("segment{at}");
         let made = function(module, &name, |builder, control, _| {
-            emit(builder, control, nodes);
+            let failed = builder.create_block();
+            emit(builder, control, failed, nodes);
             let zero = builder.ins().iconst(types::I64, 0);
             builder.ins().return_(&[zero]);
+            builder.switch_to_block(failed);
+            let one = builder.ins().iconst(types::I64, 1);
+            builder.ins().return_(&[one]);
         });
         functions.push(made.map_err(|refused| (first, refused))?);
     }
@@ -147,13 +154,15 @@ pub(crate) fn define(
     all.map(Some).map_err(|refused| (0, refused))
 }
 
-/// Emits an iteration of each of `nodes`, which are neighbours in the order of a round.
+/// Emits an iteration of each of `nodes`, which are neighbours in the order of a round; control goes
+/// to `failed` where one of them does not end.
 fn segment(
     graph: &Graph,
     handlers: &[Vec<Stmt>],
     nodes: &[usize],
     builder: &mut FunctionBuilder<'_>,
     control: Value,
+    failed: Block,
 ) {
     // Where an element goes on that has its item already: a parameter a word.
     let mut entry = |node: usize| {
@@ -180,7 +189,7 @@ fn segment(
             }
         });
         let element = &graph.nodes[*node].element;
-        Step { graph, node: *node, element, builder, control, present: entries[at], pass }
+        Step { graph, node: *node, element, builder, control, failed, present: entries[at], pass }
             .emit(&handlers[*node]);
     }
 }
@@ -303,6 +312,9 @@ fn rounds(
     let zero = builder.ins().iconst(types::I64, 0);
     builder.ins().return_(&[zero]);
     builder.switch_to_block(failed);
+    // The rounds before this one: they count for every element.
+    let passed = builder.use_var(count);
+    store(builder, control, DONE, passed);
     let one = builder.ins().iconst(types::I64, 1);
     builder.ins().return_(&[one]);
 }
@@ -320,6 +332,8 @@ struct Step<'a, 'b, 'c> {
     element: &'a Element,
     builder: &'c mut FunctionBuilder<'b>,
     control: Value,
+    /// Where control goes if it does not end.
+    failed: Block,
     /// Where it goes on with an item, if it is made twice.
     present: Option<Block>,
     pass: Option<Pass>,
@@ -394,8 +408,7 @@ impl Step<'_, '_, '_> {
         coder.builder.switch_to_block(endless);
         let node_number = i64::try_from(node).unwrap_or(0);
         store_number(coder.builder, control, ENDLESS, node_number);
-        let one = coder.number(1);
-        coder.builder.ins().return_(&[one]);
+        coder.builder.ins().jump(self.failed, &[]);
         coder.builder.switch_to_block(end);
     }
 }

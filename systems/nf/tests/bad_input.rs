@@ -5,7 +5,7 @@
 
 mod common;
 
-use beeline_ir::run::{Interpreter, Run, RunError};
+use beeline_ir::run::{Interpreter, Machine, Run, RunError};
 use beeline_nf::debug::{DebugError, Debugger};
 use beeline_nf::diff::{DiffError, Stimulus, all_hardware, cycles};
 use beeline_nf::functions::templates;
@@ -189,6 +189,27 @@ fn an_element_that_never_ends_is_named_by_both_back_ends() {
             let Err(error) = outcome else { panic!("{body} ends") };
             assert!(error.to_string().contains("Stuck did not end"), "{body}: {error}");
         }
+    }
+}
+
+#[test]
+fn iterations_before_one_that_never_ends_count_in_both_back_ends() {
+    fn count<M: Machine>(mut run: Run<'_, M>, input: usize) -> u64 {
+        for item in flits(5).chunks(8) {
+            assert!(run.channel_mut(input).push(item));
+        }
+        run.settle(4, 1_000, |_| false).unwrap_err();
+        run.iterations(0)
+    }
+    // Short elements are one function of machine code, long ones one each.
+    for statements in [0, 500] {
+        let more = "x.word[1] = x.word[1] * 3 + n;".repeat(statements);
+        let text = with_body("", "", &format!("n++; while (n == 4) x.word[0]++; {more}"));
+        let loaded = compiled(&text.replace("-> to_tor", "-> next -> to_tor\nStuck :: next"));
+        let graph = &loaded.compiled.graph;
+        let input = graph.inputs[0].channel;
+        let wanted = count(Run::new(graph, vec![Interpreter; 2]).unwrap(), input);
+        assert_eq!((wanted, count(native(graph), input)), (3, 3), "{statements} statements");
     }
 }
 
