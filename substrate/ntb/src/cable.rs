@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::Side;
 use crate::bells::{Latched, Pipes, Silent};
-use crate::directory::{Directory, Kind, PAGE_BYTES, Portion};
+use crate::directory::{Directory, Interrupted, Kind, PAGE_BYTES, Portion};
 use crate::files::{self, CableError, Claim, Files, bytes_each_way};
 use crate::interrupts::Interrupts;
 use crate::shim::Combining;
@@ -154,30 +154,30 @@ fn bells(
     wants: Wants,
     halves: &Halves,
     page: &Inbound,
-) -> Result<(Arc<dyn Bells>, Option<u16>), CableError> {
+) -> Result<(Arc<dyn Bells>, Option<Interrupted>), CableError> {
     let all = files.portion.bells();
     if all.len() < wants.bells {
         let (portion, has, needed) = (files.portion, all.len(), wants.bells);
         return Err(CableError::Bells { portion, has, needed });
     }
     let bits = all.start..all.start + wants.bells;
-    let mut number = None;
+    let mut by = None;
     let found: Arc<dyn Bells> = if wants.pipes && !halves.is_a_device {
         Arc::new(Pipes::open(&files.inbound, files.side, bits.clone())?)
     } else {
         match interrupts(files, wants, page) {
             Some(interrupts) => {
-                number = Some(interrupts.number());
+                by = Some(interrupts.interrupted());
                 Arc::new(interrupts)
             }
             None => Arc::new(Silent),
         }
     };
-    if wants.latched && number.is_some() {
+    if wants.latched && by.is_some() {
         let pages = (page.clone(), halves.outbound.0.clone());
-        return Ok((Arc::new(Latched::new(found, pages.0, pages.1, bits.start)), number));
+        return Ok((Arc::new(Latched::new(found, pages.0, pages.1, bits.start)), by));
     }
-    Ok((found, number))
+    Ok((found, by))
 }
 
 /// The interrupts of a shared-memory device that holds both directions; without them sleepers look by the clock.
@@ -238,7 +238,7 @@ impl Cable {
         let (at, length) = enough(files, halves.bytes, wants.least_bytes)?;
         let claim = Claim::take(&files.inbound, halves.at + at, length)?;
         let page = halves.inbound.part(0, PAGE_BYTES);
-        let (bells, number) = bells(files, wants, &halves, &page)?;
+        let (bells, by) = bells(files, wants, &halves, &page)?;
         let Halves { inbound, outbound: (_, wire), is_a_device, .. } = halves;
         if let Some(better) = files::combining(files.outbound.as_ref().unwrap_or(&files.inbound)) {
             let (file, better) = (files.inbound.display(), better.display());
@@ -250,7 +250,7 @@ impl Cable {
         }
         let outbound = Outbound::new(wire);
         let other = outbound.part(0, PAGE_BYTES);
-        let directory = Directory::new(page, other, wants.kind, files.portion, number);
+        let directory = Directory::new(page, other, wants.kind, files.portion, by);
         directory.announce();
         let window = Window {
             inbound: inbound.part(at, length),

@@ -4,7 +4,7 @@
 //! ```text
 //!    0  magic and version
 //!  128  16 words, one for each unit of the window: the part that has the unit, as its writer has it, and the number by
-//!       which the writer is interrupted
+//!       which the writer is interrupted, with how many vectors
 //! 2048  32 latches of doorbells, one a line (not of the directory: see `bells`)
 //! ```
 //!
@@ -41,7 +41,7 @@ const _: () =
     assert!(LATCHES_AT + BELLS * LINE_BYTES <= PAGE_BYTES, "the latches end with the page");
 
 /// "BLNTD", two zeros and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTD\0\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"BLNTD\0\0\x02");
 
 /// Where the latch of a doorbell lies.
 pub(crate) fn latch_at(bell: usize) -> usize {
@@ -159,22 +159,32 @@ impl FromStr for Portion {
     }
 }
 
-/// A part as its word says it: kind 1, portion 2, a zero, number and one 4 (0: it is not interrupted).
-fn word(kind: Kind, portion: Portion, number: Option<u16>) -> u64 {
-    let number = number.map_or(0, |number| u32::from(number) + 1);
-    let part = u32::from_le_bytes([kind.code(), portion.index, portion.of, 0]);
+/// How an end is interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interrupted {
+    /// The number of its machine.
+    pub(crate) number: u16,
+    /// Its first doorbells have vectors: so many.
+    pub(crate) vectors: u8,
+}
+
+/// A part as its word says it: kind 1, portion 2, vectors 1, number and one 4 (0: it is not interrupted).
+fn word(kind: Kind, portion: Portion, by: Option<Interrupted>) -> u64 {
+    let (number, vectors) = by.map_or((0, 0), |by| (u32::from(by.number) + 1, by.vectors));
+    let part = u32::from_le_bytes([kind.code(), portion.index, portion.of, vectors]);
     u64::from(part) | u64::from(number) << 32
 }
 
 /// `None` for a word that no honest end writes.
 #[expect(clippy::cast_possible_truncation, reason = "the two halves")]
-fn read(word: u64) -> Option<(Kind, Portion, Option<u16>)> {
-    let [kind, index, of, rest] = (word as u32).to_le_bytes();
-    let number = match ((word >> 32) as u32).checked_sub(1) {
-        None => None,
-        Some(number) => Some(u16::try_from(number).ok()?),
+fn read(word: u64) -> Option<(Kind, Portion, Option<Interrupted>)> {
+    let [kind, index, of, vectors] = (word as u32).to_le_bytes();
+    let (by, most) = match ((word >> 32) as u32).checked_sub(1) {
+        None => (None, 0),
+        Some(number) => (Some(Interrupted { number: u16::try_from(number).ok()?, vectors }), BELLS),
     };
-    (rest == 0).then_some((Kind::of(kind)?, Portion::new(index, of)?, number))
+    let part = (Kind::of(kind)?, Portion::new(index, of)?, by);
+    (usize::from(vectors) <= most).then_some(part)
 }
 
 /// Why a part is not shared with the other end.
@@ -212,25 +222,25 @@ pub struct Directory {
     other: Outbound,
     kind: Kind,
     portion: Portion,
-    number: Option<u16>,
+    by: Option<Interrupted>,
 }
 
 impl Directory {
-    /// Of the end that has `portion`, and is interrupted by `number`.
+    /// Of the end that has `portion`, and is interrupted so.
     pub(crate) fn new(
         page: Inbound,
         other: Outbound,
         kind: Kind,
         portion: Portion,
-        number: Option<u16>,
+        by: Option<Interrupted>,
     ) -> Self {
-        Self { page, other, kind, portion, number }
+        Self { page, other, kind, portion, by }
     }
 
     /// Writes what this end has, again: what is written while the other end is not there is lost.
     pub fn announce(&self) {
         for unit in self.portion.units() {
-            let word = word(self.kind, self.portion, self.number);
+            let word = word(self.kind, self.portion, self.by);
             self.other.post_word(UNITS_AT + unit * 8, word);
         }
         self.other.fence();
@@ -264,8 +274,8 @@ impl Directory {
     }
 }
 
-/// Number by which the end that writes `page` is interrupted, of the part that has `portion`.
-pub(crate) fn number_in(page: &Inbound, portion: Portion) -> Option<u16> {
+/// How the end that writes `page` is interrupted, of the part that has `portion`.
+pub(crate) fn interrupted_in(page: &Inbound, portion: Portion) -> Option<Interrupted> {
     let word = page.word(UNITS_AT + portion.first_unit() * 8).load(Ordering::Acquire);
     read(word)?.2
 }
@@ -294,7 +304,8 @@ mod tests {
     }
 
     fn directory((page, other): &(Inbound, Outbound), kind: Kind, part: &str) -> Directory {
-        Directory::new(page.clone(), other.clone(), kind, portion(part), Some(3))
+        let by = Interrupted { number: 3, vectors: 2 };
+        Directory::new(page.clone(), other.clone(), kind, portion(part), Some(by))
     }
 
     #[test]
@@ -311,7 +322,8 @@ mod tests {
         for directory in [&near_sockets, &far_sockets, &near_fabric, &far_fabric] {
             assert_eq!(directory.refusal(), None);
         }
-        assert_eq!(number_in(&pages[0].0, portion("1/2")), Some(3));
+        let by = Interrupted { number: 3, vectors: 2 };
+        assert_eq!(interrupted_in(&pages[0].0, portion("1/2")), Some(by));
         // The far end's sockets begin anew, with a quarter of the device.
         let quarter = directory(&pages[1], Kind::Sockets, "1/4");
         quarter.announce();
@@ -355,8 +367,8 @@ mod tests {
         #[test]
         fn any_word_is_refused_or_has_one_spelling(any in any::<u64>(), low in any::<u32>()) {
             for any in [any, u64::from(low & 0x1f_1f_03), u64::from(low) << 24 & 0x1_ffff_1f1f_03ff] {
-                if let Some((kind, portion, number)) = read(any) {
-                    prop_assert_eq!(word(kind, portion, number), any);
+                if let Some((kind, portion, by)) = read(any) {
+                    prop_assert_eq!(word(kind, portion, by), any);
                 }
             }
         }
@@ -369,7 +381,7 @@ mod tests {
             let directory = directory(&near, Kind::Sockets, "1/4");
             for (at, word) in words {
                 far.1.post_word(at * 8, word);
-                let _ = (directory.refusal(), number_in(&near.0, Portion::WHOLE));
+                let _ = (directory.refusal(), interrupted_in(&near.0, Portion::WHOLE));
             }
         }
     }

@@ -3,8 +3,8 @@
 //! as the device has vectors. One program of a host can have them.
 //!
 //! Registers of BAR 0: at 8 this machine's number, at 12 the doorbell: the number of a machine in
-//! the upper half, the vector to raise there in the lower. Each end finds the other's number in the
-//! [directory](crate::directory).
+//! the upper half, the vector to raise there in the lower. Each end finds the other's number and vectors in the
+//! [directory](crate::directory): an end raises the vectors that its own device and the other one have.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::directory::{Portion, number_in};
+use crate::directory::{Interrupted, Portion, interrupted_in};
 use crate::window::{Bells, Inbound};
 
 const OWN_NUMBER_AT: u64 = 8;
@@ -190,9 +190,10 @@ impl Interrupts {
         Ok(Some(Self { device, registers, rung, number, page, portion, _group, _container }))
     }
 
-    /// This machine's number.
-    pub(crate) fn number(&self) -> u16 {
-        self.number
+    /// How this end is interrupted, for the other one.
+    pub(crate) fn interrupted(&self) -> Interrupted {
+        let vectors = u8::try_from(self.rung.len()).unwrap_or(0);
+        Interrupted { number: self.number, vectors }
     }
 
     /// Doorbells that have a vector.
@@ -204,11 +205,12 @@ impl Interrupts {
 impl Bells for Interrupts {
     fn ring(&self, bit: usize) {
         // Another end that names another machine has that one look in vain.
-        let Some(peer) = number_in(&self.page, self.portion) else { return };
+        let Some(peer) = interrupted_in(&self.page, self.portion) else { return };
+        // A device knows no more vectors of another one than it has itself.
         if bit >= self.rung.len() {
             return;
         }
-        let word = u32::from(peer) << 16 | u32::try_from(bit).unwrap_or(0);
+        let word = u32::from(peer.number) << 16 | u32::try_from(bit).unwrap_or(0);
         let written = self.device.write_all_at(&word.to_le_bytes(), self.registers + DOORBELL_AT);
         if let Err(error) = written {
             tracing::debug!(%error, "the doorbell's register");
@@ -226,8 +228,9 @@ impl Bells for Interrupts {
     }
 
     fn is_rung(&self, bit: usize) -> bool {
-        // Another end that has a number has interrupts, and can raise this one's.
-        bit < self.rung.len() && number_in(&self.page, self.portion).is_some()
+        // Another end with interrupts can raise this one's, as far as it has vectors itself.
+        let other = interrupted_in(&self.page, self.portion);
+        bit < self.rung.len() && other.is_some_and(|other| bit < usize::from(other.vectors))
     }
 }
 
@@ -236,6 +239,41 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::directory::{Directory, Kind, PAGE_BYTES};
+    use crate::window::{Mapped, Outbound};
+
+    #[test]
+    fn a_bell_is_rung_only_where_the_other_end_has_its_vector_too() {
+        let memory = Arc::new(beeline_os::Mapping::anonymous(2 * PAGE_BYTES).unwrap());
+        let part = |at| Inbound::new(Arc::clone(&memory), at, PAGE_BYTES);
+        let file = || tempfile::tempfile().unwrap();
+        let vectors = |count| {
+            let fresh = |_| eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+            Interrupts {
+                device: file(),
+                registers: 0,
+                rung: (0..count).map(fresh).collect(),
+                number: 7,
+                page: part(0),
+                portion: Portion::WHOLE,
+                _group: file(),
+                _container: file(),
+            }
+        };
+        let (near, far) = (vectors(9), vectors(2));
+        assert!(!near.is_rung(0), "the other end is not there yet");
+        let announce = |by| {
+            let far = Outbound::new(Arc::new(Mapped::new(Arc::clone(&memory), 0, PAGE_BYTES)));
+            Directory::new(part(PAGE_BYTES), far, Kind::Sockets, Portion::WHOLE, by).announce();
+        };
+        let rung = |near: &Interrupts| (0..10).filter(|&bit| near.is_rung(bit)).count();
+        announce(Some(far.interrupted()));
+        assert_eq!(rung(&near), 2, "as many vectors as the other end has");
+        announce(Some(vectors(16).interrupted()));
+        assert_eq!(rung(&near), 9, "as many as this end has");
+        announce(None);
+        assert_eq!(rung(&near), 0, "the other end begins anew, without interrupts");
+    }
 
     #[test]
     fn a_device_without_the_driver_has_no_interrupts_and_one_that_cannot_be_had_says_so() {

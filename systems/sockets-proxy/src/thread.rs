@@ -30,7 +30,7 @@ const LOOKS: Duration = Duration::from_micros(60);
 const TURNS: u32 = 128;
 /// Where the other end's thread does not answer: how often the ring is looked at by the clock.
 const BLIND: Duration = Duration::from_millis(1);
-/// The same in the end where the window has no doorbells and nothing comes.
+/// The same in the end where the other end cannot ring and nothing comes.
 const SLOWEST_LOOK: Duration = Duration::from_millis(16);
 
 const MAILBOX: u64 = u64::MAX;
@@ -182,8 +182,8 @@ struct Worker {
     siblings: Vec<Arc<Mailbox<Command>>>,
     limit: Option<Limit>,
     second: Option<Second>,
-    /// The window has no doorbell: how long the next sleep is at most.
-    mute: Option<Duration>,
+    /// How long the next sleep is at most where the other end cannot ring.
+    look: Duration,
 }
 
 /// A limit of bandwidth: so many bytes a second, and when bytes were allowed last.
@@ -253,7 +253,6 @@ pub fn start(
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         pin(cores[0]);
         let events = Vec::with_capacity(256);
-        let mute = window.bells.descriptor(bell).is_none().then_some(BLIND);
         let worker = Worker {
             partition,
             window,
@@ -269,7 +268,7 @@ pub fn start(
             limit: bytes_a_second
                 .map(|bytes_a_second| Limit { bytes_a_second, since: Instant::now() }),
             second,
-            mute,
+            look: BLIND,
         };
         worker.run();
     })?;
@@ -379,7 +378,7 @@ impl Worker {
             if done > 0 {
                 self.partition.wakes();
                 patience.found();
-                self.mute = self.mute.map(|_| BLIND);
+                self.look = BLIND;
                 continue;
             }
             let mut before = None;
@@ -417,9 +416,17 @@ impl Worker {
             1
         } else {
             self.partition.counters.sleeps.fetch_add(1, Ordering::Relaxed);
-            // Where nothing rings the ring is looked at by the clock, less and less often.
-            let heard = self.hear(self.mute.or((!known).then_some(BLIND)));
-            self.mute = self.mute.map(|mute| (2 * mute).min(SLOWEST_LOOK));
+            // Where nothing rings the ring is looked at by the clock, less and less often. Asked each time: a bell
+            // here does not mean that the other end can ring it, which is known once that end is there, and again
+            // when it begins anew. Then the monitor's word ends a sleep.
+            let limit = if self.window.bells.is_rung(self.bell) {
+                (!known).then_some(BLIND)
+            } else {
+                let look = self.look;
+                self.look = (2 * look).min(SLOWEST_LOOK);
+                Some(look)
+            };
+            let heard = self.hear(limit);
             if heard == 0 && !known {
                 self.partition.rests(true);
             }
@@ -435,7 +442,121 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+
+    use beeline_ntb::bells::Silent;
+    use beeline_ntb::window::{Bells, Mapped};
+    use beeline_ntb::{Inbound, Outbound};
+    use beeline_os::Mapping;
+    use beeline_sockets::packets::Connection;
+    use beeline_sockets::packets::channel::Channel;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
     use super::*;
+    use crate::flow::Schedule;
+    use crate::geometry::{Geometry, at};
+    use crate::partition::Key;
+
+    const LENGTH: usize = 64 << 10;
+
+    /// A doorbell that the other end cannot ring: that one has no interrupts.
+    #[derive(Debug)]
+    struct Unrung(Waker);
+
+    impl Bells for Unrung {
+        fn ring(&self, _: usize) {}
+
+        fn descriptor(&self, _: usize) -> Option<BorrowedFd<'_>> {
+            Some(self.0.as_fd())
+        }
+
+        fn clear(&self, _: usize) {}
+
+        fn is_rung(&self, _: usize) -> bool {
+            false
+        }
+    }
+
+    fn until(what: &str, done: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !done() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "in vain: {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_the_other_end_cannot_ring_looks_by_the_clock_though_it_has_a_bell() {
+        let geometry = Geometry::dividing(LENGTH, 1, 128, 16).unwrap();
+        let memory = Arc::new(Mapping::anonymous(2 * LENGTH).unwrap());
+        let page = Arc::new(Page::create().unwrap());
+        let notices = Arc::new(Mailbox::new(Arc::new(Waker::new().unwrap())));
+        let bells: [Arc<dyn Bells>; 2] =
+            [Arc::new(Unrung(Waker::new().unwrap())), Arc::new(Silent)];
+        let windows = [0, 1].map(|side: usize| {
+            let far = Mapped::new(Arc::clone(&memory), (1 - side) * LENGTH, LENGTH);
+            let inbound = Inbound::new(Arc::clone(&memory), side * LENGTH, LENGTH);
+            let outbound = Outbound::new(Arc::new(far));
+            let window = Window { inbound, outbound, bells: Arc::clone(&bells[side]) };
+            let (at, bytes) = geometry.partition(0);
+            window.part(at, bytes)
+        });
+        let address = "10.0.0.1:1".parse().unwrap();
+        let ends = [0, 1].map(|side: usize| {
+            let schedule = Schedule::new(8, 4);
+            let mut partition = Partition::new(windows[side].clone(), geometry, schedule, 1);
+            partition.obey(Command::Link { up: true });
+            let place = Place { link: 0, partition: 0 };
+            let running = start(
+                (partition, None),
+                windows[side].clone(),
+                1,
+                place,
+                Arc::clone(&page),
+                side,
+                Arc::clone(&notices),
+                (None, [None; 2]),
+            );
+            let channel = Channel::create(geometry.shape(), address, address).unwrap();
+            channel.partition().store(u32::try_from(side).unwrap(), Ordering::Relaxed);
+            let memory = channel.mapping().descriptor().unwrap().try_clone().unwrap();
+            let flags = SocketFlags::CLOEXEC;
+            let (socket, fd) =
+                rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+                    .unwrap();
+            let key = [Key { own: 9, peer: 80 }, Key { own: 80, peer: 9 }][side];
+            let channel = Arc::new(channel);
+            let create = Command::Create { key, id: 9, channel, socket, priority: 0, open: true };
+            let (running, taken) = (running.unwrap(), Channel::take(memory).unwrap());
+            running.commands.put(create);
+            let counters = Arc::clone(&running.counters);
+            until("the connection", || counters.connections.load(Ordering::Relaxed) == 1);
+            (running, Connection::new(taken, Arc::clone(&page)), fd)
+        });
+        let [(_, hears, at_hand), (_, says, far)] = &ends;
+        let send = |socket: &OwnedFd| {
+            let piece = [libc::iovec { iov_base: b"hello".as_ptr().cast_mut().cast(), iov_len: 5 }];
+            // SAFETY: our own bytes, which are only read.
+            unsafe { says.send(socket.as_raw_fd(), &piece, libc::MSG_DONTWAIT) }
+        };
+        let receive = || {
+            let mut bytes = [0_u8; 5];
+            let piece = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: 5 }];
+            // SAFETY: our own bytes.
+            unsafe { hears.receive(at_hand.as_raw_fd(), &piece, libc::MSG_DONTWAIT) }
+        };
+        let word = |side: usize, at: usize| windows[side].inbound.word(at).load(Ordering::Acquire);
+        for round in 0..4 {
+            until("the one end rests and the other has said that it knows", || {
+                let rest = word(1, at::REST);
+                rest % 2 == 1 && word(0, at::REST_SEEN) == rest
+            });
+            // A sleep without an end has begun by now, if there is one: the last look before it was short.
+            std::thread::sleep(10 * BLIND);
+            assert_eq!(send(far), Ok(5), "round {round}");
+            until("what the other end sent", || receive() == Ok(5));
+        }
+    }
 
     #[test]
     fn a_limit_earns_what_the_time_is_worth_and_loses_no_part_of_it() {

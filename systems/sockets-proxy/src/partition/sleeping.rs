@@ -34,7 +34,7 @@ impl Partition {
     }
 
     /// The thread wants to sleep: says so. True once the other end's thread knows, so that whatever
-    /// comes from now on rings; until then the caller goes on looking, or looks by the clock. With
+    /// comes from now on rings, if that end can ring; until then the caller goes on looking, or looks by the clock. With
     /// `insists` the other end's thread is woken once to answer; without, one that sleeps is let sleep.
     pub fn rests(&mut self, insists: bool) -> bool {
         if !self.is_up {
