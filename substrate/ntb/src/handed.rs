@@ -2,7 +2,7 @@
 //! latched doorbell. Plugging one in takes a name and a key, both from an exchange of the caller's.
 //!
 //! ```text
-//! record on a Unix socket: "BNTC"  4 note u32, of which the length follows  8 key [16]  24 name of the sender [16]
+//! record on a Unix socket: "BNTD"  4 note u32, of which the length follows  8 key [16]  24 name of the sender [16]
 //! descriptors: the memfd (the sender's direction, then the receiver's, each behind a page with the latch), one end of
 //!              the doorbell, and the memfd of the sender's memory for direct writes, if it has some
 //! answer: "BNTW", with the memfd of the receiver's memory for direct writes, if it has some
@@ -24,7 +24,7 @@ use crate::directory::PAGE_BYTES;
 use crate::shim::{Combining, Disorder};
 use crate::window::{Bells, Inbound, Mapped, Outbound, Window, Wire};
 
-const MAGIC: &[u8; 4] = b"BNTC";
+const MAGIC: &[u8; 4] = b"BNTD";
 const WELCOME: &[u8; 4] = b"BNTW";
 const HELLO_BYTES: usize = 40;
 /// Memory for direct writes, at most.
