@@ -210,7 +210,8 @@ fn canonical(path: &Path) -> PathBuf {
 }
 
 /// A range of a file that no other program of this host has, for as long as the value lives: a lock of the open
-/// file, which the kernel takes back with the process.
+/// file, which the kernel takes back with the process. A device's file is another one in the sysfs of another network
+/// namespace, and a program there is not seen.
 #[derive(Debug)]
 pub(crate) struct Claim(#[expect(dead_code, reason = "held")] File);
 
