@@ -2,7 +2,8 @@
 //! that is on disk keeps its entry.
 //!
 //! Invariants: entries take at most half of the limit, but for objects that clients put into reserves
-//! they have still to give back; what they take beyond a sixteenth is not given to new segments.
+//! they have still to give back; what they take beyond a sixteenth is not given to new segments of clients. The
+//! store's own segments may have it: what is on disk comes back however many entries there are.
 
 use super::core::{Core, Shortage};
 use super::memory::Place;
@@ -51,7 +52,7 @@ impl Core {
         if self.make_entry() { self.allocate(writer, bytes) } else { Err(Shortage::Now) }
     }
 
-    /// Bytes of entries that segments may not have.
+    /// Bytes of entries that segments of clients may not have.
     pub(super) fn charge_entries(&mut self) {
         let free = self.memory.limit() / FREE_SHARE;
         self.memory.charge(self.table_bytes().saturating_sub(free));

@@ -106,7 +106,7 @@ pub(crate) struct Memory {
     next: u32,
     limit: u64,
     total: u64,
-    /// Bytes of the limit that new segments may not take.
+    /// Bytes of the limit that new segments of clients may not take.
     charged: u64,
 }
 
@@ -119,7 +119,7 @@ impl Memory {
         self.limit
     }
 
-    /// From now on so many bytes of the limit are not for new segments.
+    /// From now on so many bytes of the limit are not for new segments of clients.
     pub(crate) fn charge(&mut self, bytes: u64) {
         self.charged = bytes;
     }
@@ -206,7 +206,9 @@ impl Memory {
     /// Makes a segment: as large again as what the writer has, if the limit allows, else as large
     /// as the object needs.
     fn enlarge(&mut self, writer: u32, bytes: u64, written: u64) -> Option<u32> {
-        let room = self.limit.saturating_sub(self.total + self.charged);
+        // An object was let in by the whole limit: one that is on disk has to have room to come back.
+        let charged = if writer == STORE { 0 } else { self.charged };
+        let room = self.limit.saturating_sub(self.total + charged);
         let least = bytes.max(1).checked_next_multiple_of(PAGE)?;
         let ahead = written.clamp(FIRST_SEGMENT, LARGEST_AHEAD).min(self.limit / 16);
         let mut length = least.max(ahead.next_multiple_of(PAGE));

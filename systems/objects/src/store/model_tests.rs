@@ -610,6 +610,40 @@ fn creates_that_time_out_leave_nothing_behind() {
 }
 
 #[test]
+fn a_large_object_comes_back_from_disk_beside_many_entries() {
+    let mut rig = Rig::new(1 << 20, 64 << 20);
+    rig.core.join(1);
+    rig.put(1, id(0), &contents(0, 700_000));
+    for number in 1..=2000 {
+        rig.put(1, id(number), b"x");
+    }
+    // The oldest one has to go.
+    rig.put(1, id(3000), &contents(1, 300_000));
+    assert!(rig.core.spilled_bytes() >= 700_000);
+    let get = Request { timeout_us: 60_000_000, ..Request::new(Operation::Get, id(0)) };
+    let reply = rig.ask(1, get);
+    assert_eq!(reply.status, Status::Done);
+    assert!(rig.bytes(&reply.location, 700_000) == Some(contents(0, 700_000)));
+    assert!(rig.core.memory().total() <= 1 << 20);
+    assert_eq!(rig.complaint, None);
+}
+
+#[test]
+fn a_large_object_takes_the_room_of_the_entries_that_go_for_it_and_no_more() {
+    let mut rig = Rig::new(1 << 20, 0);
+    rig.core.join(1);
+    for number in 1..=1500 {
+        rig.put(1, id(number), b"x");
+    }
+    // No client maps the two segments any more: they go at once, the first with 1,024 objects.
+    rig.leave(1);
+    rig.core.join(2);
+    let create = Request { size: 800_000, ..Request::new(Operation::Create, id(3000)) };
+    assert_eq!(rig.ask(2, create).status, Status::Done);
+    assert_eq!(rig.core.table().held(), 1500 - 1024 + 1);
+}
+
+#[test]
 fn an_object_deleted_while_it_is_written_to_a_full_disk_is_gone() {
     for pinned in [false, true] {
         let mut rig = Rig::new(1 << 20, 64 << 20);

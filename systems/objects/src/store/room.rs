@@ -35,8 +35,9 @@ enum Room {
 impl Core {
     /// Memory for `bytes` that `writer` may write.
     pub(super) fn allocate(&mut self, writer: u32, bytes: u64) -> Result<Place, Shortage> {
-        self.charge_entries();
         loop {
+            // Anew in each turn: what was evicted has no entry any more.
+            self.charge_entries();
             match self.memory.find(writer, bytes) {
                 Found::Place(place) => return Ok(place),
                 Found::Offered { new } => {
