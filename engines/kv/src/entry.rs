@@ -157,6 +157,13 @@ impl Header {
         self.flags & APPENDED != 0
     }
 
+    /// True for an entry that a one-sided client may write: on its own, in a database, of no stream.
+    #[must_use]
+    #[inline]
+    pub(crate) fn is_for_clients(&self) -> bool {
+        self.flags & (BATCH_MORE | APPENDED) == 0 && self.namespace < u32::from(crate::DATABASES)
+    }
+
     /// The part of the entry's key that says where it belongs: of a stream's entry the stream's.
     #[must_use]
     #[inline]

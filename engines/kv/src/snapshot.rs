@@ -518,6 +518,9 @@ fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
             return None;
         }
         let body = rest.get(..usize::from(key_length) + value_length)?;
+        if flags & APPENDED != 0 {
+            crate::streams::split_entry_key(&body[..usize::from(key_length)])?;
+        }
         payload = &rest[body.len()..];
         let version = u64_at(0);
         let record =

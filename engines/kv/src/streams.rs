@@ -22,6 +22,8 @@ use crate::entry::STREAM_KEY_BYTES;
 const MARK_BYTES: u32 = 16 << 10;
 /// … and in entries of the stream.
 const MARK_ENTRIES: u64 = 64;
+/// Positions lie below: no stream grows so far, and a position after any of them is a number.
+const POSITIONS: u64 = 1 << 63;
 /// Bytes of the value of a stream's head.
 pub(crate) const HEAD_BYTES: usize = 16;
 
@@ -208,14 +210,20 @@ impl Stream {
 /// Runs by what the keys of their entries begin with: the stream's key and its generation.
 pub(crate) type Found = BTreeMap<Box<[u8]>, Vec<Run>>;
 
+/// The stream's part of the key of an entry, and its position; `None` where no stream has one like it.
+pub(crate) fn split_entry_key(key: &[u8]) -> Option<(&[u8], u64)> {
+    let (stream, position) = key.split_last_chunk::<8>()?;
+    let position = u64::from_be_bytes(*position);
+    (position < POSITIONS).then_some((stream, position))
+}
+
 /// Adds an entry met on media to the runs found so far; true when a run begins with it.
 pub(crate) fn find_entry(
     found: &mut Found,
     key: &[u8],
     (segment, offset, slot_bytes): (u32, u32, u32),
 ) -> bool {
-    let Some((stream, position)) = key.split_last_chunk::<8>() else { return false };
-    let position = u64::from_be_bytes(*position);
+    let Some((stream, position)) = split_entry_key(key) else { return false };
     if let Some(runs) = found.get_mut(stream) {
         if let Some(last) = runs.last_mut()
             && last.join(segment, position, offset, slot_bytes)
@@ -372,9 +380,9 @@ pub(crate) fn head(generation: u64, first: u64) -> [u8; HEAD_BYTES] {
     value
 }
 
-/// Generation and first position in a head.
+/// Generation and first position in a head; `None` where no stream has one like it.
 pub(crate) fn decode_head(value: &[u8]) -> Option<(u64, u64)> {
     let (generation, first) = value.split_first_chunk::<8>()?;
-    let first = first.try_into().ok().map(u64::from_le_bytes)?;
+    let first = first.try_into().ok().map(u64::from_le_bytes).filter(|first| *first < POSITIONS)?;
     Some((u64::from_le_bytes(*generation), first))
 }

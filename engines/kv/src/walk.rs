@@ -106,6 +106,20 @@ pub(crate) fn entry_at(
     (entry::checksum(&head, rest, &[]) == header.checksum).then_some(header)
 }
 
+/// The entry at `offset` that counts, if there is one. A client can write its segments at any time, and
+/// give an entry that was accepted another header under the same seal: one that it could not have
+/// announced is none, so that it reaches neither streams nor what services and the store keep.
+#[inline]
+fn counting_at(
+    sealer: &Sealer,
+    state: &SegmentState,
+    bytes: &[u8],
+    offset: usize,
+) -> Option<Header> {
+    entry_at(sealer, state.id, state.generation, bytes, offset)
+        .filter(|header| !state.is(UNTRUSTED) || header.is_for_clients())
+}
+
 /// Calls `visit` for every accepted entry, in order of offset.
 pub(crate) fn walk(
     sealer: &Sealer,
@@ -119,7 +133,7 @@ pub(crate) fn walk(
     let mut at = FIRST_ENTRY as usize;
     let mut seen = 0_u32;
     loop {
-        if let Some(header) = entry_at(sealer, state.id, state.generation, bytes, at) {
+        if let Some(header) = counting_at(sealer, state, bytes, at) {
             seen += 1;
             batch.push(Found { header, offset: at as u32, spoilt: false });
             at += header.slot_bytes as usize;
@@ -222,7 +236,7 @@ fn used_length(bytes: &[u8]) -> usize {
 
 /// Offset of the next valid entry after a bad one at `at`.
 fn resume_after(sealer: &Sealer, state: &SegmentState, bytes: &[u8], at: usize) -> Option<usize> {
-    let valid = |at: usize| entry_at(sealer, state.id, state.generation, bytes, at).is_some();
+    let valid = |at: usize| counting_at(sealer, state, bytes, at).is_some();
     // The slot length survives an overwrite in place, and most damage elsewhere in the entry.
     let slot = bytes.get(at + 20..at + 24)?;
     let slot = u32::from_le_bytes([slot[0], slot[1], slot[2], slot[3]]) as usize;

@@ -3,8 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use beeline_kv::entry::{Draft, FIRST_ENTRY, Header, TOMBSTONE};
-use beeline_kv::{ClientLog, Notice, PutOptions, RejectReason, Shard, Store, StoreOptions, audit};
+use beeline_kv::entry::{APPENDED, Draft, FIRST_ENTRY, Header, TOMBSTONE, checksum_whole};
+use beeline_kv::{
+    ClientLog, Keyspace, NamespaceOptions, Notice, PutOptions, RejectReason, Shard, Store,
+    StoreOptions, audit,
+};
 use beeline_pmem::{Pool, PoolOptions};
 
 const SEGMENT: u32 = 64 << 10;
@@ -185,6 +188,103 @@ fn a_forged_version_or_seal_counts_for_nothing() {
     }
     assert!(audit(&store, &shards).is_empty());
     drop(segment);
+}
+
+/// Gives `entry` four last bytes with which it has this checksum: a crc is linear, so those bits are
+/// found that together make the difference.
+fn mend_checksum(entry: &mut [u8], wanted: u32) {
+    let at = entry.len() - 4;
+    let with = |entry: &mut [u8], bits: u32| {
+        entry[at..].copy_from_slice(&bits.to_le_bytes());
+        checksum_whole(entry)
+    };
+    let plain = with(entry, 0);
+    // By leading bit: what the bits change, and the bits.
+    let mut basis = [(0, 0); 32];
+    let reduce = |basis: &[(u32, u32); 32], mut pair: (u32, u32)| {
+        while pair.0 != 0 && basis[pair.0.ilog2() as usize].0 != 0 {
+            let other = basis[pair.0.ilog2() as usize];
+            pair = (pair.0 ^ other.0, pair.1 ^ other.1);
+        }
+        pair
+    };
+    for bit in 0..32 {
+        let pair = reduce(&basis, (with(entry, 1 << bit) ^ plain, 1 << bit));
+        basis[pair.0.ilog2() as usize] = pair;
+    }
+    let (left, bits) = reduce(&basis, (plain ^ wanted, 0));
+    assert_eq!((left, with(entry, bits)), (0, wanted));
+}
+
+#[test]
+fn an_accepted_entry_that_is_made_one_of_a_stream_or_a_service_counts_for_nothing() {
+    const LOG: u32 = 400;
+    const SYSTEM: u32 = 16;
+    let read = |shard: &mut Shard| {
+        let mut values = Vec::new();
+        let mut keys = Keyspace::single(shard);
+        let visit = |entry: beeline_kv::StreamEntry<'_>| {
+            values.push(entry.value.to_vec());
+            std::ops::ControlFlow::Continue(())
+        };
+        keys.read_stream(LOG, b"", 0, visit).unwrap();
+        values
+    };
+    let appended = |generation: u64, position: u64| {
+        let key = [generation.to_be_bytes(), position.to_be_bytes()].concat();
+        (APPENDED, LOG, key, vec![0; 8])
+    };
+    let record = [b"namespace:".as_slice(), &LOG.to_be_bytes()].concat();
+    let forgeries = [
+        // The last position there could be.
+        appended(1, u64::MAX),
+        // A newer head of the stream, of another generation.
+        (0, LOG, Vec::new(), vec![0; 16]),
+        // The namespace of streams, cleared later.
+        (0, SYSTEM, record, [[1, 4].as_slice(), &[0; 22]].concat()),
+    ];
+    // The entry that comes next: generations are small numbers, which can be guessed.
+    let forgeries = (1..9).map(|generation| appended(generation, 1)).chain(forgeries);
+    for (flags, namespace, key, value) in forgeries {
+        let pool = pool(16);
+        let (_, shards) = open(&pool, 1);
+        {
+            let mut shard = shards[0].lock().unwrap();
+            let mut keys = Keyspace::single(&mut shard);
+            let options = NamespaceOptions { stream: true, ..NamespaceOptions::default() };
+            keys.create_namespace(LOG, options).unwrap();
+            keys.append_in(LOG, b"", &[b"theirs"]).unwrap();
+            keys.commit().unwrap();
+            let mut log = shard.open_client_log();
+            let segment = shard.grant(&mut log).unwrap();
+            let own = put(&mut shard, &mut log, b"own", &[1; 61]);
+            put(&mut shard, &mut log, b"behind", b"value");
+            let mut bytes = [0; 48];
+            segment.read(own as usize, &mut bytes);
+            let sealed = Header::decode(&bytes);
+            let header = Header {
+                flags,
+                namespace,
+                key_length: key.len() as u16,
+                value_length: value.len() as u32,
+                ..sealed
+            };
+            let mut forged = [header.encode().as_slice(), &key, &value].concat();
+            mend_checksum(&mut forged, sealed.checksum);
+            write(&log, own, &forged);
+            shard.close_client_log(log);
+        }
+        drop(shards);
+        let (store, shards) = open(&pool, 1);
+        {
+            let mut shard = shards[0].lock().unwrap();
+            assert_eq!(read(&mut shard), [b"theirs"], "{flags} {namespace}");
+            assert_eq!(get(&mut shard, b"behind").unwrap(), b"value");
+            assert!(get(&mut shard, b"own").is_none());
+        }
+        let findings = audit(&store, &shards);
+        assert!(findings.is_empty(), "{findings:#?}");
+    }
 }
 
 #[test]

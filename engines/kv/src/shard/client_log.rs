@@ -19,7 +19,7 @@ use beeline_os::MemoryObject;
 use beeline_os::memory::{copy_across, copy_out};
 use beeline_pmem::Segment;
 
-use crate::entry::{self, CHECKED_FROM, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
+use crate::entry::{CHECKED_FROM, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
 use crate::feed::EventKind;
 use crate::index::Location;
 use crate::segments::{GRANTED, HEAD, OWNER_CLIENT, SegmentState, UNTRUSTED};
@@ -414,9 +414,7 @@ fn validate(
     let mut head = [0; HEADER_BYTES as usize];
     copy_out(source, offset as usize, &mut head);
     let header = Header::decode(&head);
-    let known = header.flags & (entry::BATCH_MORE | entry::APPENDED) == 0
-        && header.namespace < u32::from(crate::DATABASES)
-        && head[44..] == [0; 4];
+    let known = header.is_for_clients() && head[44..] == [0; 4];
     if !known || header.slot_bytes < HEADER_BYTES || !header.is_plausible(u64::from(room)) {
         return Err(RejectReason::Header);
     }

@@ -54,3 +54,18 @@ fn the_thread_that_stands_back_asks_another_one() {
     assert!(writer.is_some_and(|writer| writer != std::thread::current().id()));
     assert_eq!(check_snapshot(&other).unwrap(), beside);
 }
+
+#[test]
+fn an_entry_at_a_position_that_no_stream_reaches_is_no_record() {
+    for (position, is_one) in
+        [(0, true), (u64::MAX >> 1, true), (1 << 63, false), (u64::MAX, false)]
+    {
+        let mut payload = vec![0; RECORD_BYTES];
+        payload[20] = STREAM_KEY_BYTES as u8;
+        payload[23] = APPENDED;
+        payload[24..28].copy_from_slice(&FIRST_NAMESPACE.to_le_bytes());
+        payload.extend_from_slice(&7_u64.to_be_bytes());
+        payload.extend_from_slice(&position.to_be_bytes());
+        assert_eq!(records_of(&payload).is_some(), is_one, "{position}");
+    }
+}
