@@ -18,6 +18,7 @@
 //! every segment was walked, 40 bytes each.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::counted::Counted;
@@ -57,6 +58,8 @@ pub(crate) struct Known {
 pub(crate) struct Catalog {
     known: RwLock<BTreeMap<u32, Known>>,
     accounts: RwLock<BTreeMap<u32, Arc<Account>>>,
+    /// One of them holds streams.
+    streams: AtomicBool,
 }
 
 impl Catalog {
@@ -79,6 +82,7 @@ impl Catalog {
 
     pub fn clear(&self) {
         self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.streams.store(false, Ordering::Relaxed);
         self.accounts.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
@@ -103,6 +107,13 @@ impl Catalog {
             Some(known) => all.insert(number, known),
             None => all.remove(&number),
         };
+        let streams = all.values().any(|known| known.options.stream);
+        self.streams.store(streams, Ordering::Relaxed);
+    }
+
+    /// True where a namespace holds streams.
+    pub fn has_streams(&self) -> bool {
+        self.streams.load(Ordering::Relaxed)
     }
 }
 

@@ -593,12 +593,14 @@ impl Store {
     ///
     /// New data leaves every shard a head for its deletions, the victim its collector is at, and
     /// the collector's own head: so the last shard that needs a head for a deletion finds one,
-    /// however far the other shards' collectors are. Small pools keep back less, and there a
-    /// deletion may have to wait for a collector.
+    /// however far the other shards' collectors are. A store with streams has two heads for deletions
+    /// in every shard, as streams are cut off in a chain of their own. Small pools keep back less, and
+    /// there a deletion may have to wait for a collector.
     pub(crate) fn reserve(&self, need: Need) -> u64 {
         let shards = self.shards() as u64;
         let all = self.pool.capacity_bytes() / u64::from(self.pool.segment_bytes());
-        let from_data = (3 * shards - 1).min((shards + 1).max(all / 3));
+        let each = if self.catalog.has_streams() { 4 } else { 3 };
+        let from_data = (each * shards - 1).min((shards + 1).max(all / 3));
         match need {
             Need::Data => from_data,
             // A store that was full when it was opened with more shards than before has not got

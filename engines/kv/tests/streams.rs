@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use beeline_env::Randomness;
 use beeline_kv::{
-    Applied, Change, Condition, Embedded, EventKind, Eviction, Keyspace, KvError, NamespaceLimit,
-    NamespaceOptions, PutOptions, Shard, Store, StoreOptions, Write, audit,
+    Applied, Change, Condition, Embedded, EventKind, Eviction, Keyspace, KvError,
+    NamespaceLimit, NamespaceOptions, PutOptions, Shard, Store, StoreOptions, Write, audit,
 };
 use beeline_pmem::{Pool, PoolOptions};
 
@@ -428,6 +428,43 @@ fn limits_refuse_appends_and_evict_nothing_and_a_full_pool_can_be_cut_off() {
             keys.commit().unwrap();
         }
     });
+    let findings = audit(store.store(), store.shards());
+    assert!(findings.is_empty(), "{findings:#?}");
+}
+
+#[test]
+fn a_full_pool_takes_the_deletion_of_a_key_and_then_the_end_of_a_stream() {
+    let store = open(&pool(16), 1);
+    store.with_all(|keys| {
+        create(keys);
+        let mut key = 0_u32;
+        // Both heads are full to the last byte, and no room is left to be collected.
+        for length in [9000, 1000, 100, 0] {
+            let value = vec![1; length];
+            let refused = loop {
+                if let Err(error) = keys.append_in(LOG, b"", &[&value]) {
+                    break error;
+                }
+                keys.commit().unwrap();
+            };
+            assert!(matches!(refused, KvError::PoolFull { .. }), "{refused}");
+            while keys.put(0, &key.to_be_bytes(), &[&value], PutOptions::default()).is_ok() {
+                keys.commit().unwrap();
+                key += 1;
+            }
+        }
+        let segments = keys.store().stats().segments;
+        // The last one is as small as its deletion.
+        assert!(keys.delete(0, &(key - 1).to_be_bytes()).unwrap());
+        assert_eq!(keys.store().stats().segments, segments + 1, "the deletion needed a head");
+        keys.commit().unwrap();
+        let next = keys.stream(LOG, b"").unwrap().unwrap().next;
+        assert_eq!(keys.truncate_stream(LOG, b"", next).unwrap(), next);
+        assert_eq!(keys.store().stats().segments, segments + 2, "so did the head of the stream");
+        keys.commit().unwrap();
+    });
+    while store.maintain().unwrap() {}
+    store.with_all(|keys| keys.append_in(LOG, b"", &[&[2; 9000]]).unwrap());
     let findings = audit(store.store(), store.shards());
     assert!(findings.is_empty(), "{findings:#?}");
 }
