@@ -185,9 +185,15 @@ impl Keyspace<'_> {
         if let Some(length) = lengths.clone().find(|length| *length > limit) {
             return Err(KvError::ValueTooLong { length, limit });
         }
-        let length = place.entry_bytes(lengths) + place.new_head_bytes();
-        let limit = self.store().batch_limit_bytes;
-        if length > limit { Err(KvError::BatchTooLarge { length, limit }) } else { Ok(length) }
+        let bytes = place.entry_bytes(lengths) + place.new_head_bytes();
+        self.check_batch_limit(bytes).map(|()| bytes)
+    }
+
+    /// Refuses entries of `bytes` with which the batch, the open one where there is one, would pass the
+    /// store's limit: before the first of them, as a batch cannot be taken back in memory.
+    pub(crate) fn check_batch_limit(&self, bytes: u64) -> Result<(), KvError> {
+        let (length, limit) = (self.home().batch_bytes() + bytes, self.store().batch_limit_bytes);
+        if length > limit { Err(KvError::BatchTooLarge { length, limit }) } else { Ok(()) }
     }
 
     /// Runs `body` within a batch in the chain of streams, with room for `bytes`. Where it says that
@@ -208,6 +214,9 @@ impl Keyspace<'_> {
         let fits = fits.ok_or(KvError::BatchTooLarge { length: bytes, limit });
         let entered = fits.and_then(|bytes| self.home_mut().enter_appends(bytes, need));
         self.spread_moves();
+        // What the batch reserved before, for entries to come, is not for these.
+        let held = self.home_mut().take_reserved();
+        self.home_mut().put_back_reserved(held);
         let ready = entered.and_then(|()| self.reserve_batch(bytes, 0, removes));
         if ready.is_ok() {
             let before = self.home().batch_entries();
@@ -215,9 +224,9 @@ impl Keyspace<'_> {
             if !done && self.home().batch_entries() > before {
                 self.abandon_batch();
             }
-            // What was stored took the room that was reserved for it.
+            // Puts took their part of what was reserved already; appends and heads take none of it.
             let left = self.home_mut().take_reserved();
-            self.home_mut().put_back_reserved(left.saturating_sub(bytes));
+            self.home_mut().put_back_reserved(left.min(held));
         }
         if own {
             self.end_batch();

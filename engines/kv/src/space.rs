@@ -418,10 +418,7 @@ impl Keyspace<'_> {
         }
         let Looked { places, mut versions, puts, deletions, freed, appends, .. } = looked;
         // What is refused is refused before the first change.
-        let limit = self.store().batch_limit_bytes;
-        if puts > limit {
-            return Err(KvError::BatchTooLarge { length: puts, limit });
-        }
+        self.check_batch_limit(puts)?;
         // A deletion that is noted elsewhere, too, makes room as any deletion does.
         let shrinks = deletions > 0 && puts <= freed;
         let own = !self.home().in_batch();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use beeline_env::Randomness;
 use beeline_kv::{
-    Applied, Change, Condition, Embedded, EventKind, Eviction, Keyspace, KvError,
+    Applied, Change, Condition, Embedded, EventKind, Eviction, Key, Keyspace, KvError,
     NamespaceLimit, NamespaceOptions, PutOptions, Shard, Store, StoreOptions, Write, audit,
 };
 use beeline_pmem::{Pool, PoolOptions};
@@ -467,6 +467,77 @@ fn a_full_pool_takes_the_deletion_of_a_key_and_then_the_end_of_a_stream() {
     store.with_all(|keys| keys.append_in(LOG, b"", &[&[2; 9000]]).unwrap());
     let findings = audit(store.store(), store.shards());
     assert!(findings.is_empty(), "{findings:#?}");
+}
+
+#[test]
+fn an_append_that_an_open_batch_has_no_room_for_changes_nothing() {
+    let options =
+        StoreOptions { shards: 1, batch_limit_bytes: Some(8 << 10), ..StoreOptions::default() };
+    let store = Embedded::from(Store::open(pool(16), options).unwrap());
+    store.with_all(|keys| {
+        create(keys);
+        keys.append_in(LOG, b"", &[b"before"]).unwrap();
+        keys.begin_batch();
+        keys.put(0, b"k", &[&[1; 4000]], PutOptions::default()).unwrap();
+        // The first of them has room, both have not.
+        let refused = keys.append_in(LOG, b"", &[&[2; 2500], &[3; 2500]]).unwrap_err();
+        assert!(matches!(refused, KvError::BatchTooLarge { .. }), "{refused}");
+        let (one, other) = ([[4; 2500].as_slice()], [[5; 2500].as_slice()]);
+        let key = Key { row: b"", name: b"" };
+        let append = |value| Write {
+            namespace: LOG,
+            key,
+            condition: Condition::None,
+            change: Change::Append { value },
+        };
+        let refused = keys.apply(&[append(&one), append(&other)]).unwrap_err();
+        assert!(matches!(refused, KvError::BatchTooLarge { .. }), "{refused}");
+        let put = |name, value| Write {
+            namespace: PLAIN,
+            key: Key { row: b"", name },
+            condition: Condition::None,
+            change: Change::Put { value, options: PutOptions::default() },
+        };
+        let refused = keys.apply(&[put(b"a", &one), put(b"b", &other)]).unwrap_err();
+        assert!(matches!(refused, KvError::BatchTooLarge { .. }), "{refused}");
+        keys.append_in(LOG, b"", &[&[6; 2500]]).unwrap();
+        keys.end_batch();
+        keys.commit().unwrap();
+        assert_eq!(read(keys, LOG, b"", 0), [b"before".to_vec(), vec![6; 2500]]);
+        assert!(keys.get_in(PLAIN, b"a").unwrap().is_none());
+    });
+}
+
+#[test]
+fn what_a_batch_reserved_stays_reserved_beside_puts_and_appends_together() {
+    let store = open(&pool(16), 1);
+    store.with_all(|keys| {
+        create(keys);
+        keys.append_in(LOG, b"", &[b"before"]).unwrap();
+        keys.begin_batch();
+        // Ten entries of 48 bytes, a key of one and a value of 100.
+        keys.reserve_bytes(10 * 160).unwrap();
+        let value = [[1; 500].as_slice()];
+        let put = Change::Put { value: &value, options: PutOptions::default() };
+        let write = |namespace, name, change| Write {
+            namespace,
+            key: Key { row: b"", name },
+            condition: Condition::None,
+            change,
+        };
+        let writes =
+            [write(PLAIN, b"k".as_slice(), put), write(LOG, b"", Change::Append { value: &value })];
+        assert!(matches!(keys.apply(&writes).unwrap(), Applied::Done(_)));
+        let used = keys.store().memory_bytes();
+        keys.store().set_max_memory_bytes(used);
+        for key in 0..10_u8 {
+            keys.put(0, &[key], &[&[2; 100]], PutOptions::default()).unwrap();
+        }
+        let refused = keys.put(0, b"one more", &[&[2; 100]], PutOptions::default()).unwrap_err();
+        assert!(matches!(refused, KvError::MemoryLimit { .. }), "{refused}");
+        keys.end_batch();
+        keys.commit().unwrap();
+    });
 }
 
 #[test]

@@ -85,6 +85,11 @@ impl Shard {
         self.batch.as_ref().map_or(0, |batch| batch.members.len())
     }
 
+    /// Bytes of the open batch that count for its limit.
+    pub(crate) fn batch_bytes(&self) -> u64 {
+        self.batch.as_ref().map_or(0, |batch| batch.bytes)
+    }
+
     /// Notes that an entry of one of its keys was stored in another shard's log, or that all of these
     /// are persisted.
     pub(crate) fn lean(&mut self, leans: bool) {
