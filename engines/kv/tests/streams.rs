@@ -541,6 +541,28 @@ fn what_a_batch_reserved_stays_reserved_beside_puts_and_appends_together() {
 }
 
 #[test]
+fn an_opening_knows_when_a_stream_changed_last() {
+    let pool = pool(16);
+    let store = open(&pool, 1);
+    let before = store.with_all(|keys| {
+        create(keys);
+        for number in 0..300_u32 {
+            keys.append_in(LOG, b"", &[&number.to_be_bytes()]).unwrap();
+            keys.append_in(TOPICS, b"t", &[&[7; 700]]).unwrap();
+        }
+        keys.truncate_stream(TOPICS, b"t", 300).unwrap();
+        keys.commit().unwrap();
+        [keys.stream(LOG, b"").unwrap().unwrap(), keys.stream(TOPICS, b"t").unwrap().unwrap()]
+    });
+    drop(store);
+    open(&pool, 1).with_all(|keys| {
+        let log = keys.stream(LOG, b"").unwrap().unwrap();
+        let topic = keys.stream(TOPICS, b"t").unwrap().unwrap();
+        assert_eq!([log.changed, topic.changed], before.map(|ends| ends.changed));
+    });
+}
+
+#[test]
 fn the_change_feed_tells_appends_truncations_and_deletions_by_row() {
     let options = StoreOptions { shards: 2, feed_bytes: 1 << 20, ..StoreOptions::default() };
     let store = Embedded::from(Store::open(pool(20), options).unwrap());

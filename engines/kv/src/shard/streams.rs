@@ -263,7 +263,16 @@ impl Shard {
             if let Some(runs) = streams.unsettled.remove(&stream[..stream.len() - 8]) {
                 streams.attach(&key, runs);
             }
-            let cut = streams.cut(&key, first, version);
+            // The last change is the last entry, or the head.
+            let (mut changed, next) = (version, streams.get(&key).map_or(0, |stream| stream.next));
+            if let Some(last) = next.checked_sub(1) {
+                self.visit_stream(namespace, &key, last, |entry| {
+                    changed = changed.max(entry.version);
+                    ControlFlow::Continue(())
+                });
+            }
+            let Some(streams) = self.streams_mut(namespace) else { return };
+            let cut = streams.cut(&key, first, changed);
             self.uncount_runs(namespace, &cut, None);
             known.push(key);
         }
