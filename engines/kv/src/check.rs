@@ -115,8 +115,11 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
         check_segment(&sealer, &state, &mut report, &mut gathered);
         states.push(state);
     }
-    gathered.find_heads(&sealer, &states);
-    report.streams = gathered.streams();
+    // Where a snapshot was taking the place of all contents, the next opening drops what is there.
+    if pool.root_word(root::REPLACING) == 0 {
+        gathered.find_heads(&sealer, &states);
+        report.streams = gathered.streams();
+    }
     let lost = report.accepted > 0 || pool.root_word(root::ACCEPTED) != 0;
     for stream in report.streams.iter().filter(|stream| stream.missing > 0 && !lost) {
         let StreamSeen { namespace, missing, .. } = stream;

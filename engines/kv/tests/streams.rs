@@ -563,6 +563,21 @@ fn an_opening_knows_when_a_stream_changed_last() {
 }
 
 #[test]
+fn a_check_says_nothing_of_streams_that_the_next_opening_drops() {
+    const REPLACING_WORD: usize = 20;
+    let pool = pool(16);
+    open(&pool, 1).with_all(|keys| {
+        create(keys);
+        keys.append_in(LOG, b"", &[b"old"]).unwrap();
+        keys.commit().unwrap();
+    });
+    assert_eq!(beeline_kv::check_pool(&pool).streams.len(), 1);
+    pool.store_root_word(REPLACING_WORD, 1);
+    assert!(beeline_kv::check_pool(&pool).streams.is_empty());
+    open(&pool, 1).with_all(|keys| assert!(keys.stream(LOG, b"").is_err()));
+}
+
+#[test]
 fn the_change_feed_tells_appends_truncations_and_deletions_by_row() {
     let options = StoreOptions { shards: 2, feed_bytes: 1 << 20, ..StoreOptions::default() };
     let store = Embedded::from(Store::open(pool(20), options).unwrap());
