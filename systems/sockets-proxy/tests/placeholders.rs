@@ -1,5 +1,6 @@
 //! What a partition's thread hears of placeholders is of the connection that has its place now, also where the keeper
-//! has the placeholder's end of the one before.
+//! has the placeholder's end of the one before; and a program that waits for room is told of it, also where its wish
+//! met a proxy that was just emptying the placeholder.
 
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -17,13 +18,15 @@ use beeline_os::poller::Waker;
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
 use beeline_sockets::packets::channel::Channel;
+use beeline_sockets::packets::connection::{FILLER_BYTES, PLACEHOLDER_BYTES};
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
 use beeline_sockets_proxy::partition::{Command, Key, Notice, Partition};
 use beeline_sockets_proxy::thread::{Mailbox, Place, Running, start};
 use common::{BLOCKS, LENGTH, Program, SLOT, Silent};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -160,4 +163,40 @@ fn the_end_of_a_connection_that_is_over_is_not_heard_of_the_one_that_has_its_pla
         let Program { fd, .. } = far;
         drop(fd);
     }
+}
+
+/// A wish for room that comes while the proxy empties the placeholder loses its filler to that. A program that is told
+/// of changes only, as of an edge-triggered set, tries again then, and sleeps until the next change: there has to be one.
+#[test]
+fn a_wish_for_room_whose_filler_was_taken_along_is_said_again() {
+    let mut world = World::new();
+    let (program, command) = world.program(Key { own: 4000, peer: 80 });
+    let bytes = usize::try_from(PLACEHOLDER_BYTES).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&program.fd, bytes).unwrap();
+    let full = |program: &Program| eventually("no room", || program.send(&[7; 4096]).err());
+    let writable = |program: &Program| {
+        let mut fds = [PollFd::new(&program.fd, PollFlags::OUT)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+    };
+    assert_eq!(full(&program), Errno(libc::EAGAIN));
+    assert!(!writable(&program));
+    // What a proxy does that saw no wish yet.
+    let mut bytes = [0_u8; 32 << 10];
+    let taken = rustix::net::recv(&program.socket, &mut bytes[..], RecvFlags::DONTWAIT).unwrap();
+    assert!(taken.1 >= FILLER_BYTES && untaken(&program.fd) == 0);
+    assert!(writable(&program));
+    assert_eq!(full(&program), Errno(libc::EAGAIN));
+    assert!(!writable(&program), "nothing would tell of room");
+    // The rest of the way: the other host's program reads, and this one is told.
+    world.thread.commands.put(command);
+    world.hears(&Notice::Created { id: 4000 });
+    let (other, command) = world.program(Key { own: 80, peer: 4000 });
+    assert!(world.other.obey(command).is_some());
+    let mut read = 0;
+    eventually("room", || {
+        world.other.turn().unwrap();
+        read += other.receive(1 << 12).map_or(0, |bytes| bytes.len());
+        (read > 0 && writable(&program)).then_some(())
+    });
+    assert!(program.send(b"more").is_ok());
 }

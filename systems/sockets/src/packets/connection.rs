@@ -16,6 +16,8 @@
 //!   in the placeholder or on its way. Who empties the queue takes the rings and arms;
 //! - who publishes looks at the sleep of the proxy's thread behind a full fence; the thread says that
 //!   it sleeps, and looks at the queues behind one;
+//! - a program that was refused room finds the placeholder not writable, or has yet to be told of a change: a filler
+//!   that the proxy took out together with something else is put in again by the next call that finds no room;
 //! - a half is worked on by one thread at a time, over all processes ([`crate::holder`]).
 
 use std::os::fd::RawFd;
@@ -605,12 +607,20 @@ impl Connection {
     /// Has the kernel say that there is no room, until there is.
     fn want_room(&self, fd: RawFd) -> Result<(), Errno> {
         let wanted = &self.channel.program().room_wanted;
-        if wanted.swap(1, Ordering::SeqCst) == 0 {
+        // The filler of a wish that stands already may be gone: a proxy that was emptying the placeholder when the
+        // wish was said took it along. Without one no room that comes would be told.
+        let stood = wanted.swap(1, Ordering::SeqCst) != 0;
+        if !stood || !self.has_room() && Self::is_said_writable(fd) {
             let _ = kernel::send(fd, &[0; FILLER_BYTES], QUIET);
         }
         // Against the fence between the proxy's giving blocks back and its look at the word.
         fence(Ordering::SeqCst);
         if self.has_room() || self.refusal_is_near() { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
+    }
+
+    /// The kernel's view of the placeholder.
+    fn is_said_writable(fd: RawFd) -> bool {
+        kernel::poll_one(fd, libc::POLLOUT, 0).is_ok_and(|bits| bits & libc::POLLOUT != 0)
     }
 
     fn refusal_is_near(&self) -> bool {
