@@ -28,6 +28,7 @@ use cranelift_module::{FuncId, Linkage, Module as _};
 
 use crate::code::{Coder, FUEL, Refused, registers};
 use crate::fold::{Known, fold_given, size};
+use crate::ring::Ring;
 use crate::uses::{indexed, outlives, vars};
 
 /// Rounds asked for.
@@ -250,11 +251,11 @@ fn offset(word: usize) -> i32 {
     i32::try_from(word * 8).unwrap_or(i32::MAX)
 }
 
-fn load(builder: &mut FunctionBuilder<'_>, base: Value, word: usize) -> Value {
+pub(crate) fn load(builder: &mut FunctionBuilder<'_>, base: Value, word: usize) -> Value {
     builder.ins().load(types::I64, MemFlagsData::trusted(), base, offset(word))
 }
 
-fn store(builder: &mut FunctionBuilder<'_>, base: Value, word: usize, value: Value) {
+pub(crate) fn store(builder: &mut FunctionBuilder<'_>, base: Value, word: usize, value: Value) {
     builder.ins().store(MemFlagsData::trusted(), value, base, offset(word));
 }
 
@@ -319,7 +320,7 @@ fn rounds(
     builder.ins().return_(&[one]);
 }
 
-fn go_on_if(builder: &mut FunctionBuilder<'_>, condition: Value, otherwise: Block) {
+pub(crate) fn go_on_if(builder: &mut FunctionBuilder<'_>, condition: Value, otherwise: Block) {
     let next = builder.create_block();
     builder.ins().brif(condition, next, &[], otherwise, &[]);
     builder.switch_to_block(next);
@@ -735,70 +736,4 @@ impl World<'_> {
 /// First word of a variable in the frame.
 fn offset_word(coder: &Coder<'_, '_>, var: VarId) -> usize {
     coder.at[var.0 as usize]
-}
-
-/// A channel's ring.
-#[derive(Clone, Copy)]
-struct Ring {
-    /// First word of its part of the control words.
-    at: usize,
-    /// Bytes of an item.
-    width: i64,
-    /// Items.
-    depth: i64,
-    control: Value,
-}
-
-impl Ring {
-    /// The items inside, where there is room for one more; otherwise control goes to `full`.
-    fn with_room(&self, builder: &mut FunctionBuilder<'_>, full: Block) -> Value {
-        let count = load(builder, self.control, self.at + 3);
-        let depth = builder.ins().iconst(types::I64, self.depth);
-        let room = builder.ins().icmp(IntCC::UnsignedLessThan, count, depth);
-        go_on_if(builder, room, full);
-        count
-    }
-
-    /// The place after one.
-    fn after(&self, builder: &mut FunctionBuilder<'_>, place: Value) -> Value {
-        let next = builder.ins().iadd_imm_s(place, self.width);
-        let size = builder.ins().iconst(types::I64, self.width * self.depth);
-        let over = builder.ins().icmp(IntCC::Equal, next, size);
-        let zero = builder.ins().iconst(types::I64, 0);
-        builder.ins().select(over, zero, next)
-    }
-
-    /// Puts an item in.
-    fn put(&self, builder: &mut FunctionBuilder<'_>, count: Value, item: &[Value]) {
-        let base = load(builder, self.control, self.at);
-        let tail = load(builder, self.control, self.at + 2);
-        let to = builder.ins().iadd(base, tail);
-        for (word, value) in item.iter().enumerate() {
-            store(builder, to, word, *value);
-        }
-        let tail = self.after(builder, tail);
-        store(builder, self.control, self.at + 2, tail);
-        let count = builder.ins().iadd_imm_s(count, 1);
-        store(builder, self.control, self.at + 3, count);
-        self.passed(builder);
-    }
-
-    /// Counts an item that went in.
-    fn passed(&self, builder: &mut FunctionBuilder<'_>) {
-        let passed = load(builder, self.control, self.at + 4);
-        let passed = builder.ins().iadd_imm_s(passed, 1);
-        store(builder, self.control, self.at + 4, passed);
-    }
-
-    /// Takes the oldest item; its address, good until the ring is written again.
-    fn take(&self, builder: &mut FunctionBuilder<'_>, count: Value) -> Value {
-        let base = load(builder, self.control, self.at);
-        let head = load(builder, self.control, self.at + 1);
-        let from = builder.ins().iadd(base, head);
-        let head = self.after(builder, head);
-        store(builder, self.control, self.at + 1, head);
-        let count = builder.ins().iadd_imm_s(count, -1);
-        store(builder, self.control, self.at + 3, count);
-        from
-    }
 }

@@ -15,6 +15,7 @@
 mod code;
 mod fold;
 mod fused;
+mod ring;
 mod uses;
 
 use std::sync::Arc;

@@ -23,6 +23,8 @@ mod reserve;
 mod rig;
 mod room;
 mod serve;
+#[cfg(test)]
+mod situation_tests;
 mod spill;
 mod table;
 mod waits;
