@@ -114,13 +114,13 @@ impl Window {
         self.window.bells.ring(BELL);
     }
 
-    /// Readable when the peer rang; `None` where nothing can be slept on, and somebody has to look
+    /// Readable when the peer rang; `None` where nothing can be slept on, and this end has to look
     /// now and then.
     pub(crate) fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         self.window.bells.descriptor(BELL)
     }
 
-    /// True while the peer can make that readable. Where it cannot, somebody has to look too.
+    /// True while the peer can make that readable. Where it cannot, this end has to look too.
     pub(crate) fn is_rung(&self) -> bool {
         self.window.bells.is_rung(BELL)
     }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Behind that page a window has 16 units. A *portion* is 1, 2, 4, 8 or all of them, named as `K/N` (the K-th of N, from
-//! 0), with two doorbells for each unit. Whoever opens a portion writes what it is into its units' words at the other
+//! 0), with two doorbells for each unit. The end that opens a portion writes what it is into its units' words at the other
 //! end, and looks whether the other end has the same there: then the two have a part in common, and else each refuses
 //! the other by name. Words of units that belong to others are others' business. An end that went leaves its words;
 //! the next one of that portion writes over them.
@@ -315,7 +315,7 @@ mod tests {
             pages.each_ref().map(|page| directory(page, Kind::Sockets, "0/2"));
         let [near_fabric, far_fabric] =
             pages.each_ref().map(|page| directory(page, Kind::Fabric, "1/2"));
-        assert_eq!(near_sockets.refusal(), None, "nobody is there yet");
+        assert_eq!(near_sockets.refusal(), None, "the peer is not there yet");
         for directory in [&near_sockets, &far_sockets, &near_fabric, &far_fabric] {
             directory.announce();
         }

@@ -1,4 +1,4 @@
-//! The files that a window is in: a device's resource file, or a plain file of this host; and who has which part.
+//! The files that a window is in: a device's resource file, or a plain file of this host; and which process has which part.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -38,7 +38,7 @@ pub type Key = [u8; 16];
 /// Where others plug their cables in.
 #[derive(Debug)]
 pub struct Socket {
-    /// Readable when somebody calls.
+    /// Readable when a peer calls.
     pub listener: ControlListener,
     key: Key,
 }
@@ -232,7 +232,7 @@ impl Handed {
         drop(theirs);
         let cable = Self::new(window, Side::First, bytes, ours, disorder)?;
         let socket = offered.inspect_err(|error| {
-            tracing::debug!(%error, "nobody takes the cable");
+            tracing::debug!(%error, "no peer takes the cable");
             cable.pair.cut();
         });
         Ok((cable, socket.ok()))

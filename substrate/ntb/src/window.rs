@@ -326,7 +326,7 @@ pub trait Bells: Send + Sync + Debug {
     fn clear(&self, bit: usize);
 
     /// Opens the latch of `bit`, where doorbells have [latches](crate::bells): what the other host makes
-    /// visible from now on rings. Whoever opens it looks for what came before.
+    /// visible from now on rings. The end that opens it looks for what came before.
     fn rearm(&self, _bit: usize) {}
 
     /// True while the other host can make the descriptor of `bit` readable. Where it cannot, a sleeper has to look by

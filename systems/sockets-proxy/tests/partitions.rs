@@ -3,12 +3,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use beeline_ntb::bells::Silent;
 use beeline_ntb::shim::Combining;
-use beeline_ntb::window::{Bells, Mapped, Wire};
+use beeline_ntb::window::{Mapped, Wire};
 use beeline_ntb::{Inbound, Outbound, Window};
 use beeline_os::Mapping;
 use beeline_sockets::kernel::Errno;
@@ -23,19 +24,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 const SLOT: usize = 128;
 const BLOCKS: usize = 16;
-
-#[derive(Debug)]
-struct Silent;
-
-impl Bells for Silent {
-    fn ring(&self, _: usize) {}
-
-    fn descriptor(&self, _: usize) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn clear(&self, _: usize) {}
-}
 
 /// A program's end of a connection.
 struct Program {

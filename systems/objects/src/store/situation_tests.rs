@@ -202,8 +202,8 @@ fn an_object_deleted_and_fetched_again_while_its_transfer_ends_is_fetched_again(
     assert!(!asked(&mut rig), "the first is not over yet");
     rig.core.fetched(id(1), true, rig.now_ns);
     rig.take();
-    assert!(rig.reply(1, second).is_none(), "nobody was asked for it");
-    assert!(asked(&mut rig), "and nobody is");
+    assert!(rig.reply(1, second).is_none(), "no node was asked for it");
+    assert!(asked(&mut rig), "and none is");
     rig.put(2, id(1), b"once more");
     assert_eq!(rig.reply(1, second).map(|reply| reply.status), Some(Status::Done));
 }

@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "a part of several tests")]
 
 use std::io::Write as _;
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use beeline_ntb::window::{Bells, Mapped, Wire};
+pub use beeline_ntb::bells::Silent;
+use beeline_ntb::window::{Mapped, Wire};
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
 use beeline_sockets_proxy::partition::Key;
@@ -16,19 +17,6 @@ use beeline_sockets_proxy::partition::Key;
 pub const SLOT: usize = 128;
 pub const BLOCKS: usize = 16;
 pub const LENGTH: usize = 64 << 10;
-
-#[derive(Debug)]
-pub struct Silent;
-
-impl Bells for Silent {
-    fn ring(&self, _: usize) {}
-
-    fn descriptor(&self, _: usize) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn clear(&self, _: usize) {}
-}
 
 /// What a thread that was killed leaves by.
 pub struct Killed;

@@ -3,15 +3,15 @@
 //! once, in one batch, so after a crash it is there with all its fields, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use beeline_kv::fault::{KnownBug, with_known_bug};
 use beeline_kv::{
-    Eviction, Keyspace, KvError, NamespaceLimit, NamespaceOptions, PutOptions, Shard, audit,
+    Eviction, Keyspace, KvError, NamespaceLimit, NamespaceOptions, PutOptions, audit,
 };
 use beeline_pmem::{CrashImage, Durability, Pool, PoolOptions, SimDevice, for_each_crash_image};
 
-use crate::world::{SEGMENT, limits, open};
+use crate::world::{SEGMENT, Shards, limits, open, with_keys};
 
 const DATABASE: u8 = 2;
 const KIND: u8 = 1;
@@ -20,14 +20,8 @@ const TURNS: u32 = 90;
 /// Some twenty rows, beside the index.
 const MEMORY_BYTES: u64 = 320 << 10;
 
-type Shards = Vec<Arc<Mutex<Shard>>>;
 /// Fields and their values, in order.
 type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
-
-fn with_keys<R>(shards: &Shards, home: usize, body: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
-    let mut guards: Vec<_> = shards.iter().map(|shard| shard.lock().unwrap()).collect();
-    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), home))
-}
 
 fn name(turn: u32) -> Vec<u8> {
     format!("row{turn}").into_bytes()

@@ -2,13 +2,12 @@
 //! key has value and expiry of a state that was acknowledged or on the way.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 
 use beeline_kv::fault::{KnownBug, with_known_bug};
-use beeline_kv::{Keyspace, PutOptions, Shard, audit};
+use beeline_kv::{Keyspace, PutOptions, audit};
 use beeline_pmem::{CrashImage, Durability, Pool, PoolOptions, for_each_crash_image};
 
-use crate::world::{SEGMENT, limits, open};
+use crate::world::{SEGMENT, limits, open, with_keys};
 
 const DATABASE: u8 = 7;
 const KEYS: [&[u8]; 3] = [b"a", b"the second", b"c"];
@@ -17,15 +16,6 @@ const LATER: u64 = 1 << 50;
 
 /// Key to value and expiry.
 type State = BTreeMap<Vec<u8>, (Vec<u8>, u64)>;
-
-fn with_keys<R>(
-    shards: &[Arc<Mutex<Shard>>],
-    home: usize,
-    body: impl FnOnce(&mut Keyspace<'_>) -> R,
-) -> R {
-    let mut guards: Vec<_> = shards.iter().map(|shard| shard.lock().unwrap()).collect();
-    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), home))
-}
 
 fn observe(keys: &mut Keyspace<'_>) -> Result<State, String> {
     let mut state = State::new();

@@ -3,15 +3,14 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
 
 use beeline_kv::fault::{KnownBug, with_known_bug};
 use beeline_kv::{
-    Applied, Change, Condition, Keyspace, NamespaceOptions, PutOptions, Range, Shard, Write, audit,
+    Applied, Change, Condition, Keyspace, NamespaceOptions, PutOptions, Range, Write, audit,
 };
 use beeline_pmem::{CrashImage, Durability, Pool, PoolOptions, for_each_crash_image};
 
-use crate::world::{SEGMENT, limits, open};
+use crate::world::{SEGMENT, limits, open, with_keys};
 
 const ORDERED: u32 = 300;
 const ROWS: u32 = 301;
@@ -21,15 +20,6 @@ type State = BTreeMap<u32, BTreeMap<Vec<u8>, Vec<u8>>>;
 
 fn options_of(number: u32) -> NamespaceOptions {
     NamespaceOptions { by_row: number == ROWS, ordered: true, ..NamespaceOptions::default() }
-}
-
-fn with_keys<R>(
-    shards: &[Arc<Mutex<Shard>>],
-    home: usize,
-    body: impl FnOnce(&mut Keyspace<'_>) -> R,
-) -> R {
-    let mut guards: Vec<_> = shards.iter().map(|shard| shard.lock().unwrap()).collect();
-    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), home))
 }
 
 /// What the store shows, by ranges: the order has to agree with the index.

@@ -2,14 +2,13 @@
 //! after a crash a row has the fields of a state that was acknowledged or on the way, and counts them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 
 use beeline_kv::entry::{FIRST_ENTRY, slot_bytes_for};
 use beeline_kv::fault::{KnownBug, with_known_bug};
-use beeline_kv::{Keyspace, KvError, PutOptions, Shard, Store, audit};
+use beeline_kv::{Keyspace, KvError, PutOptions, Store, audit};
 use beeline_pmem::{CrashImage, Durability, Pool, PoolOptions, for_each_crash_image};
 
-use crate::world::{SEGMENT, limits, open};
+use crate::world::{SEGMENT, limits, open, with_keys};
 
 const DATABASE: u8 = 3;
 const KIND: u8 = 1;
@@ -17,15 +16,6 @@ const KEYS: [&[u8]; 3] = [b"one", b"two", b"three"];
 
 /// Row to field to value; a row without fields is none.
 type State = BTreeMap<Vec<u8>, BTreeMap<Vec<u8>, Vec<u8>>>;
-
-fn with_keys<R>(
-    shards: &[Arc<Mutex<Shard>>],
-    home: usize,
-    body: impl FnOnce(&mut Keyspace<'_>) -> R,
-) -> R {
-    let mut guards: Vec<_> = shards.iter().map(|shard| shard.lock().unwrap()).collect();
-    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), home))
-}
 
 fn set(keys: &mut Keyspace<'_>, key: &[u8], fields: &[Vec<u8>], value: &[u8]) {
     let known = keys.row(DATABASE, key).unwrap();

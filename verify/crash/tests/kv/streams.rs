@@ -3,16 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use beeline_kv::fault::{KnownBug, with_known_bug};
-use beeline_kv::{Keyspace, KvError, NamespaceOptions, PutOptions, Shard, Store, audit};
+use beeline_kv::{Keyspace, KvError, NamespaceOptions, PutOptions, Store, audit};
 use beeline_pmem::{
     CrashCounts, CrashImage, CrashLimits, Durability, Pool, PoolOptions, SimDevice,
     for_each_crash_image,
 };
 
-use crate::world::{SEGMENT, limits, open};
+use crate::world::{SEGMENT, Shards, limits, open, with_keys};
 
 const TOPICS: u32 = 300;
 const ROWS: [&[u8]; 3] = [b"one", b"two", b"three"];
@@ -31,19 +31,10 @@ struct World {
     options: PoolOptions,
     device: SimDevice,
     store: Arc<Store>,
-    shards: Vec<Arc<Mutex<Shard>>>,
+    shards: Shards,
     /// After each step.
     states: Vec<State>,
     stamp: u8,
-}
-
-fn with_keys<R>(
-    shards: &[Arc<Mutex<Shard>>],
-    home: usize,
-    body: impl FnOnce(&mut Keyspace<'_>) -> R,
-) -> R {
-    let mut guards: Vec<_> = shards.iter().map(|shard| shard.lock().unwrap()).collect();
-    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), home))
 }
 
 fn observe(keys: &mut Keyspace<'_>, names: &[Vec<u8>]) -> Result<State, String> {

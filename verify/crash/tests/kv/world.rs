@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use beeline_env::ManualClock;
 use beeline_kv::entry::Draft;
-use beeline_kv::{ClientLog, Notice, Opened, PutOptions, Shard, Store, StoreOptions};
+use beeline_kv::{ClientLog, Keyspace, Notice, Opened, PutOptions, Shard, Store, StoreOptions};
 use beeline_pmem::{
     CrashCounts, CrashImage, CrashLimits, Durability, Pool, PoolOptions, SimDevice,
     for_each_crash_image,
@@ -19,12 +19,24 @@ pub type State = BTreeMap<Vec<u8>, (Vec<u8>, u64)>;
 pub struct World {
     pub device: SimDevice,
     pub store: Arc<Store>,
-    pub shards: Vec<Arc<Mutex<Shard>>>,
+    pub shards: Shards,
     /// State after each step; a crash image's mark is the last acknowledged step.
     pub states: Vec<State>,
     /// Log of the one-sided client.
     pub log: Option<ClientLog>,
     options: PoolOptions,
+}
+
+pub type Shards = Vec<Arc<Mutex<Shard>>>;
+
+/// Runs `body` over all shards at once, as a command over several keys does.
+pub fn with_keys<R>(
+    shards: &[Arc<Mutex<Shard>>],
+    home: usize,
+    body: impl FnOnce(&mut Keyspace<'_>) -> R,
+) -> R {
+    let mut guards: Vec<_> = shards.iter().map(|shard| shard.lock().unwrap()).collect();
+    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), home))
 }
 
 pub fn deep() -> bool {
