@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use beeline_documents::listening::{Listening, Served, Stop};
 use beeline_documents::wire;
-use bson::Document;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -119,7 +118,7 @@ async fn serve(
 ) -> std::io::Result<()> {
     let peer = peer.to_string();
     let (mut input, mut output) = (Vec::new(), Vec::new());
-    let (mut reply_id, nothing) = (0_i32, Document::new());
+    let mut reply_id = 0_i32;
     loop {
         let mut consumed = 0;
         loop {
@@ -133,7 +132,7 @@ async fn serve(
             let reply = router.run(request, connection, &peer).await;
             if !manner.silent {
                 reply_id = reply_id.wrapping_add(1);
-                wire::write(manner, reply_id, &reply, &nothing, false, &mut output);
+                wire::write(manner, reply_id, &reply, &[], false, &mut output);
             }
             if output.len() >= KEPT {
                 stream.write_all(&output).await?;

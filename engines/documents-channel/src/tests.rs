@@ -172,6 +172,17 @@ fn bodies_and_replies_of_every_size_come_back_as_they_were() {
 }
 
 #[test]
+fn where_buffers_are_idle_no_reply_is_copied_once_more() {
+    let mut world = World::new(ServerOptions::default());
+    let mut client = world.connect(1, &ClientOptions::default());
+    for length in [0_u64, 1000, 60_000, 300_000] {
+        let found = world.call(&mut client, MessageType::Query, &length.to_le_bytes()).unwrap();
+        assert!(found == pattern(length as usize), "{length}: {} bytes came", found.len());
+    }
+    assert_eq!(world.server.counters().staged_bytes, 0);
+}
+
+#[test]
 fn errors_optimes_and_late_answers_find_their_requests() {
     let mut world = World::new(ServerOptions::default());
     let mut client = world.connect(1, &ClientOptions::default());

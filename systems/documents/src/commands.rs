@@ -31,6 +31,7 @@ mod identity;
 pub mod point;
 mod read;
 mod server;
+mod shell;
 mod sinks;
 mod transactions;
 mod write;
@@ -724,8 +725,7 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
             Code::CommandNotSupported,
             format!("{name} is not supported: this server runs no JavaScript; use aggregate"),
         ),
-        "" => fail(Code::CommandNotFound, "no such command: ''"),
-        other => fail(Code::CommandNotFound, format!("no such command: '{other}'")),
+        other => shell::run(context, other),
     }
 }
 
@@ -752,7 +752,9 @@ pub const NAMES: &[&str] = &[
     "explain",
     "find",
     "findAndModify",
+    "fsync",
     "getCmdLineOpts",
+    "getDefaultRWConcern",
     "getLog",
     "getMore",
     "getParameter",
@@ -769,7 +771,9 @@ pub const NAMES: &[&str] = &[
     "listIndexes",
     "logout",
     "ping",
+    "profile",
     "refreshSessions",
+    "rolesInfo",
     "renameCollection",
     "serverStatus",
     "startSession",

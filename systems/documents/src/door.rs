@@ -8,18 +8,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bson::spec::BinarySubtype;
-use bson::{Binary, Bson, Document, doc};
+use bson::{Bson, Document};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::commands::{self, Context, Identity, Request, Session};
+use crate::commands::{self, Context, Identity, NAMES, Request, Session, point};
 use crate::engine::Engine;
 use crate::listening::{Listening, Served, Stop};
-use crate::log::stamp;
 use crate::replica::Replica;
-use crate::reply::Reply;
+use crate::reply::{Reply, close, name, open};
 use crate::wire;
 
 /// Bytes read at once.
@@ -39,6 +37,8 @@ pub struct Door {
 struct Shared {
     engine: Arc<Engine>,
     identity: Identity,
+    /// Where `find` is among the commands whose times are counted.
+    find: usize,
 }
 
 impl Served for Shared {
@@ -85,7 +85,8 @@ impl Door {
             most_connections: most,
             replica_set,
         };
-        let make = |address| Shared { engine, identity: identity(address) };
+        let find = NAMES.iter().position(|name| *name == "find").unwrap_or(NAMES.len());
+        let make = |address| Shared { engine, identity: identity(address), find };
         let (listening, _) = Listening::start(address, ("documents", threads), most, make)?;
         Ok(Self { listening })
     }
@@ -126,7 +127,10 @@ async fn serve(
         stream.local_addr().map_or_else(|_| shared.identity.address.clone(), |at| at.to_string());
     let identity = Identity { address: reached, ..shared.identity.clone() };
     let (mut input, mut output) = (Vec::new(), Vec::new());
-    let mut reply_id = 0_i32;
+    let (mut reply_id, mut found) = (0_i32, Vec::new());
+    let mut ending = stop.clone();
+    let ended = async move { drop(ending.wait_for(|stop| *stop).await) };
+    tokio::pin!(ended);
     loop {
         // What arrived together is answered together.
         let mut consumed = 0;
@@ -138,6 +142,14 @@ async fn serve(
                 Err(error) => return protocol_error(shared, &error),
             };
             let Some(length) = length.filter(|length| rest.len() >= *length) else { break };
+            let next_id = reply_id.wrapping_add(1);
+            if answer_at_once(shared, &session, (&rest[..length], next_id), &mut found, &mut output)
+            {
+                (reply_id, consumed) = (next_id, consumed + length);
+                shared.engine.metrics.documents_input_bytes.add_shared(length as u64);
+                send_long(shared, &mut stream, &mut output).await?;
+                continue;
+            }
             let (manner, request) = match wire::read(&rest[..length], most) {
                 Ok(read) => read,
                 Err(error) => return protocol_error(shared, &error),
@@ -162,12 +174,14 @@ async fn serve(
             let mut request = Some(request);
             let reply = loop {
                 // Registered before the look, so that no change is missed between the two.
-                let changed = match replica.filter(|_| internal) {
+                let changed = again.as_ref().map(|_| match replica.filter(|_| internal) {
                     Some(replica) => replica.store.grown.notified(),
                     None => shared.engine.changed.notified(),
-                };
+                });
                 tokio::pin!(changed);
-                changed.as_mut().enable();
+                if let Some(changed) = changed.as_mut().as_pin_mut() {
+                    changed.enable();
+                }
                 let may_wait = again.is_some()
                     && until.is_none_or(|until| Instant::now() < until)
                     && !*stop.borrow();
@@ -192,8 +206,14 @@ async fn serve(
                 let until = *until.get_or_insert_with(|| {
                     Instant::now() + Duration::from_millis(most_ms.min(LONGEST_WAIT_MS))
                 });
+                let news = async {
+                    match changed.as_mut().as_pin_mut() {
+                        Some(changed) => changed.await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
-                    () = changed => {}
+                    () = news => {}
                     () = tokio::time::sleep_until(until) => {}
                     _ = stop.changed() => {}
                 }
@@ -212,11 +232,7 @@ async fn serve(
                 reply_id = reply_id.wrapping_add(1);
                 wire::write(manner, reply_id, &reply, &times(shared), false, &mut output);
             }
-            if output.len() >= KEPT {
-                shared.engine.metrics.documents_output_bytes.add_shared(output.len() as u64);
-                stream.write_all(&output).await?;
-                output.clear();
-            }
+            send_long(shared, &mut stream, &mut output).await?;
         }
         input.drain(..consumed);
         if !output.is_empty() {
@@ -227,8 +243,10 @@ async fn serve(
         if input.is_empty() && input.capacity() > KEPT {
             input = Vec::new();
         }
-        if output.capacity() > KEPT * 2 {
-            output = Vec::new();
+        for kept in [&mut output, &mut found] {
+            if kept.capacity() > KEPT * 2 {
+                *kept = Vec::new();
+            }
         }
         if *stop.borrow() {
             return Ok(());
@@ -239,8 +257,9 @@ async fn serve(
             .map_or(READ, |length| length.saturating_sub(input.len()).max(READ));
         input.reserve(wanted.min(KEPT));
         let read = tokio::select! {
+            biased;
             read = stream.read_buf(&mut input) => read?,
-            _ = stop.changed() => return Ok(()),
+            () = &mut ended => return Ok(()),
         };
         if read == 0 {
             return Ok(());
@@ -263,14 +282,72 @@ fn longest(shared: &Shared, session: &Session) -> usize {
     }
 }
 
-/// What every reply of a replica set's member tells of time.
-fn times(shared: &Shared) -> Document {
-    if shared.identity.replica_set.is_none() {
-        return Document::new();
+/// Answers a find by `_id` that nothing else is asked with, reading no more of it than that takes. False: it is
+/// another message, and nothing was done.
+fn answer_at_once(
+    shared: &Shared,
+    session: &Session,
+    (message, reply_id): (&[u8], i32),
+    found: &mut Vec<u8>,
+    output: &mut Vec<u8>,
+) -> bool {
+    let Some((request_id, body)) = wire::plain(message) else { return false };
+    if body.get(4..10) != Some(b"\x02find\0") {
+        return false;
     }
-    let now = stamp(shared.engine.clock.last());
-    let signature = doc! { "hash": Binary { subtype: BinarySubtype::Generic, bytes: vec![0; 20] }, "keyId": 0_i64 };
-    doc! { "operationTime": now, "$clusterTime": { "clusterTime": now, "signature": signature } }
+    let began = std::time::Instant::now();
+    let answered = wire::write_plain((request_id, reply_id), output, |out| {
+        point::answer(&shared.engine, session, body, || times(shared), found, out)
+    });
+    if answered {
+        shared.engine.times.record_at(shared.find, began.elapsed());
+    }
+    answered
+}
+
+/// Sends replies that became long, so that no more than that waits.
+async fn send_long(
+    shared: &Shared,
+    stream: &mut TcpStream,
+    output: &mut Vec<u8>,
+) -> std::io::Result<()> {
+    if output.len() >= KEPT {
+        shared.engine.metrics.documents_output_bytes.add_shared(output.len() as u64);
+        stream.write_all(output).await?;
+        output.clear();
+    }
+    Ok(())
+}
+
+/// What every reply of a replica set's member tells of time: fields as they stand in a document.
+fn times(shared: &Shared) -> Vec<u8> {
+    match shared.identity.replica_set {
+        Some(_) => times_of(shared.engine.clock.last()),
+        None => Vec::new(),
+    }
+}
+
+/// `operationTime` and `$clusterTime`, whose signature signs nothing.
+fn times_of(now: u64) -> Vec<u8> {
+    let mut out = Vec::with_capacity(128);
+    let stamp = |out: &mut Vec<u8>, field: &str| {
+        name(out, 0x11, field);
+        out.extend(now.to_le_bytes());
+    };
+    stamp(&mut out, "operationTime");
+    name(&mut out, 0x03, "$clusterTime");
+    let whole = open(&mut out);
+    stamp(&mut out, "clusterTime");
+    name(&mut out, 0x03, "signature");
+    let signature = open(&mut out);
+    name(&mut out, 0x05, "hash");
+    out.extend(20_u32.to_le_bytes());
+    out.extend([0; 21]);
+    name(&mut out, 0x12, "keyId");
+    out.extend(0_i64.to_le_bytes());
+    close(&mut out, signature);
+    close(&mut out, whole);
+    out
 }
 
 fn protocol_error(shared: &Shared, error: &wire::WireError) -> std::io::Result<()> {
@@ -348,8 +425,12 @@ async fn upkeep(engine: &Engine, mut stop: Stop) {
 mod tests {
     use std::io::{Read as _, Write as _};
 
+    use bson::spec::BinarySubtype;
+    use bson::{Binary, doc};
+
     use super::*;
     use crate::engine::EngineOptions;
+    use crate::log::stamp;
     use crate::store::{Backing, Memory, Store};
 
     /// A store whose wall clock stands still.
@@ -383,6 +464,55 @@ mod tests {
         answer.resize(length, 0);
         stream.read_exact(&mut answer[4..]).unwrap();
         wire::read(&answer, 1 << 20).unwrap().1.body
+    }
+
+    #[test]
+    fn times_are_the_fields_that_members_tell() {
+        let now = (1_700_000_000 << 32) | 7;
+        let hash = Binary { subtype: BinarySubtype::Generic, bytes: vec![0; 20] };
+        let signature = doc! { "hash": hash, "keyId": 0_i64 };
+        let cluster = doc! { "clusterTime": stamp(now), "signature": signature };
+        let told = doc! { "operationTime": stamp(now), "$clusterTime": cluster };
+        let bytes = told.to_vec().unwrap();
+        assert_eq!(times_of(now), &bytes[4..bytes.len() - 1]);
+    }
+
+    #[test]
+    fn a_find_by_id_is_answered_as_one_that_is_planned_and_counts_as_one() {
+        let engine = Engine::open(Arc::new(Still::default()), &EngineOptions::default()).unwrap();
+        let address = ([127, 0, 0, 1], 0).into();
+        let set = Some("rs0".to_owned());
+        let door = Door::open(address, Arc::clone(&engine), 1, 10, set).unwrap();
+        let mut client = std::net::TcpStream::connect(door.address()).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let one = doc! { "_id": 1, "text": "x".repeat(1000) };
+        let inserted = ask(&mut client, doc! { "insert": "c", "documents": [one.clone()] });
+        assert_eq!(inserted.get_i32("n").unwrap(), 1);
+        let plain = ask(&mut client, doc! { "find": "c", "filter": { "_id": 1 } });
+        let planned = doc! { "find": "c", "filter": { "_id": 1 }, "batchSize": 10 };
+        assert_eq!(plain, ask(&mut client, planned));
+        let batch = plain.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+        assert_eq!(batch, &vec![Bson::Document(one)]);
+        assert!(plain.contains_key("operationTime"), "{plain}");
+        // Several in one piece are answered in order, each with the number of its request.
+        let mut sent = Vec::new();
+        for (number, id) in [(7, 1), (8, 2), (9, 1)] {
+            let body = doc! { "find": "c", "filter": { "_id": id }, "$db": "d" };
+            sent.extend(wire::frame(number, &body));
+        }
+        client.write_all(&sent).unwrap();
+        for (number, found) in [(7, 1), (8, 0), (9, 1)] {
+            let mut answer = vec![0; 4];
+            client.read_exact(&mut answer).unwrap();
+            answer.resize(wire::length(&answer, 1 << 20).unwrap().unwrap(), 0);
+            client.read_exact(&mut answer[4..]).unwrap();
+            assert_eq!(answer[8..12], i32::to_le_bytes(number));
+            let body = wire::read(&answer, 1 << 20).unwrap().1.body;
+            let batch = body.get_document("cursor").unwrap().get_array("firstBatch").unwrap();
+            assert_eq!(batch.len(), found);
+        }
+        assert_eq!(engine.metrics.documents_commands.value(), 6);
+        assert_eq!(engine.metrics.documents_returned.value(), 4);
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub mod plan;
 mod query;
 pub mod replica;
 pub mod reply;
+pub mod request;
 pub mod retry;
 pub mod scan;
 mod scram;

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_documents_query::error::{Code, QueryError};
-use bson::Document;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Handle, Runtime};
@@ -235,7 +234,7 @@ async fn turn_away(mut stream: TcpStream, most: usize) -> std::io::Result<()> {
         format!("{most} connections are open, as many as may be; try again later"),
     );
     let mut output = Vec::new();
-    wire::write(manner, 1, &Reply::Document(failure(&error)), &Document::new(), false, &mut output);
+    wire::write(manner, 1, &Reply::Document(failure(&error)), &[], false, &mut output);
     stream.write_all(&output).await?;
     stream.shutdown().await
 }

@@ -11,11 +11,13 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_documents_query::error::{Code, QueryError, Result};
+use bson::spec::BinarySubtype;
 use bson::{Bson, DateTime, Document, Timestamp, doc};
 
 use crate::catalog::{Collection, Database};
 use crate::engine::Engine;
 use crate::layout::{kind, word};
+use crate::reply::{close, name, open, text};
 use crate::retry::Retry;
 use crate::store::{Backing, Change, Stretch};
 use crate::write::{Event, Witness};
@@ -139,6 +141,70 @@ impl<'r> Recorder<'r> {
     }
 }
 
+/// What the entry of a document's change says, behind when and where.
+fn recorded(
+    recorder: &Recorder<'_>,
+    collection: &Collection,
+    (time, operation): (u64, &str),
+    id: &Bson,
+    what: &[u8],
+) -> Result<Vec<u8>> {
+    let mut out = Vec::with_capacity(what.len() + collection.namespace.len() + 160);
+    let whole = open(&mut out);
+    name(&mut out, 0x11, "ts");
+    out.extend(time.to_le_bytes());
+    long(&mut out, "t", 1);
+    long(&mut out, "v", 2);
+    text(&mut out, "op", operation);
+    text(&mut out, "ns", &collection.namespace);
+    name(&mut out, 0x09, "wall");
+    out.extend(recorder.engine.now_ms().to_le_bytes());
+    name(&mut out, 0x05, "ui");
+    out.extend((collection.uuid.len() as u32).to_le_bytes());
+    out.push(BinarySubtype::Uuid.into());
+    out.extend(collection.uuid);
+    if let Some(retry) = &recorder.retry {
+        long(&mut out, "txnNumber", retry.number);
+        name(&mut out, 0x10, "stmtId");
+        out.extend(retry.statement.to_le_bytes());
+    }
+    name(&mut out, 0x03, "o2");
+    append_id(&mut out, id)?;
+    name(&mut out, 0x03, "o");
+    out.extend(what);
+    close(&mut out, whole);
+    Ok(out)
+}
+
+fn long(out: &mut Vec<u8>, field: &str, value: i64) {
+    name(out, 0x12, field);
+    out.extend(value.to_le_bytes());
+}
+
+/// Appends `{ _id: id }`.
+fn append_id(out: &mut Vec<u8>, id: &Bson) -> Result<()> {
+    let start = open(out);
+    match id {
+        Bson::ObjectId(id) => {
+            name(out, 0x07, "_id");
+            out.extend(id.bytes());
+        }
+        Bson::Int64(id) => long(out, "_id", *id),
+        Bson::Int32(id) => {
+            name(out, 0x10, "_id");
+            out.extend(id.to_le_bytes());
+        }
+        Bson::String(id) => text(out, "_id", id),
+        other => {
+            out.truncate(start);
+            out.extend(encoded(&doc! { "_id": other.clone() })?);
+            return Ok(());
+        }
+    }
+    close(out, start);
+    Ok(())
+}
+
 impl Witness for Recorder<'_> {
     fn bypasses(&self) -> bool {
         self.bypass
@@ -153,29 +219,24 @@ impl Witness for Recorder<'_> {
                 Event::Update { .. } => "u",
                 Event::Delete { .. } => "d",
             };
-            let mut entry = entry(self.engine, time, operation, &collection.namespace);
-            entry.insert("ui", collection.uuid_value());
-            if let Some(retry) = &self.retry {
-                entry.insert("txnNumber", retry.number);
-                entry.insert("stmtId", retry.statement);
-            }
-            match event {
-                Event::Insert { id, bytes } => {
-                    entry.insert("o2", doc! { "_id": (*id).clone() });
-                    entry.insert("o", crate::scan::decode(bytes)?);
-                }
+            let record =
+                |id: &Bson, what: &[u8]| recorded(self, collection, (time, operation), id, what);
+            let entry = match event {
+                Event::Insert { id, bytes } => record(id, bytes)?,
                 Event::Update { id, before, after, replaced } => {
-                    entry.insert("o2", doc! { "_id": (*id).clone() });
-                    let what = if *replaced {
-                        (*after).clone()
-                    } else {
-                        doc! { "$v": 2, "diff": difference(before, after) }
+                    let what = match replaced {
+                        true => encoded(after)?,
+                        false => encoded(&doc! { "$v": 2, "diff": difference(before, after) })?,
                     };
-                    entry.insert("o", what);
+                    record(id, &what)?
                 }
-                Event::Delete { id, .. } => drop(entry.insert("o", doc! { "_id": (*id).clone() })),
-            }
-            changes.push(Change::put(key(time), encoded(&entry)?));
+                Event::Delete { id, .. } => {
+                    let mut what = Vec::new();
+                    append_id(&mut what, id)?;
+                    record(id, &what)?
+                }
+            };
+            changes.push(Change::put(key(time), entry));
         }
         if let Some(retry) = &self.retry {
             let mut outcome = match event {
@@ -408,6 +469,53 @@ mod tests {
         assert_eq!(time_of(&stamp(first)), first);
         clock.pass(9 << 32);
         assert_eq!(clock.next(0), (9 << 32) + 1);
+    }
+
+    #[test]
+    fn an_entry_is_the_document_it_stands_for() {
+        use std::sync::Arc;
+
+        use bson::oid::ObjectId;
+
+        let store = Arc::new(crate::store::Memory::default());
+        let engine = Engine::open(store, &crate::EngineOptions::default()).unwrap();
+        let database = engine.database_or_new("d").unwrap();
+        let collection = engine.collection_or_new(&database, "c").unwrap();
+        let retry = Retry { session: vec![1; 20], number: 5, statement: 2 };
+        let ids = [
+            Bson::Int32(7),
+            Bson::Int64(-7),
+            Bson::String("x\u{e4}".to_owned()),
+            Bson::ObjectId(ObjectId::new()),
+            Bson::Document(doc! { "a": 1 }),
+            Bson::Double(1.5),
+        ];
+        for (id, retry) in ids.iter().zip([None, Some(retry)].into_iter().cycle()) {
+            let before = doc! { "_id": id.clone(), "n": 1 };
+            let after = doc! { "_id": id.clone(), "n": 2, "deep": { "list": [1, 2] } };
+            let (old, new) = (before.to_vec().unwrap(), after.to_vec().unwrap());
+            let update = |replaced| Event::Update { id, before: &before, after: &after, replaced };
+            let said = doc! { "$v": 2, "diff": difference(&before, &after) };
+            for (event, operation, what) in [
+                (Event::Insert { id, bytes: &new }, "i", after.clone()),
+                (update(true), "u", after.clone()),
+                (update(false), "u", said),
+                (Event::Delete { id, before: &old }, "d", doc! { "_id": id.clone() }),
+            ] {
+                let mut recorder = Recorder { retry: retry.clone(), ..Recorder::plain(&engine) };
+                let changes = recorder.changes(&collection, &event).unwrap();
+                let (key, bytes) = (&changes[0].key, changes[0].value.as_ref().unwrap());
+                let told = crate::scan::decode(bytes).unwrap();
+                let mut meant = entry(&engine, time_in(key), operation, "d.c");
+                meant.insert("wall", told.get("wall").cloned());
+                meant.insert("ui", collection.uuid_value());
+                if let Some(retry) = &retry {
+                    meant.extend(doc! { "txnNumber": retry.number, "stmtId": retry.statement });
+                }
+                meant.extend(doc! { "o2": { "_id": id.clone() }, "o": what });
+                assert_eq!(&meant.to_vec().unwrap(), bytes, "{told}");
+            }
+        }
     }
 
     #[test]

@@ -37,21 +37,13 @@ impl Reply {
         matches!(self, Self::Document(document) if matches!(document.get("ok"), Some(Bson::Double(0.0))))
     }
 
-    /// Adds a field at the top.
-    pub fn add(&mut self, extra: &mut Document, name: &str, value: Bson) {
-        match self {
-            Self::Document(document) => drop(document.insert(name, value)),
-            _ => drop(extra.insert(name, value)),
-        }
-    }
-
-    /// Appends its bytes. `extra` are fields beside those of the reply.
-    pub fn write<O: Out>(&self, extra: &Document, out: &mut O) {
+    /// Appends its bytes. `extra` are fields beside those of the reply, without what is around a document's.
+    pub fn write<O: Out>(&self, extra: &[u8], out: &mut O) {
         match self {
             Self::Document(document) => {
                 let start = open(out);
                 append_fields(out, document);
-                append_fields(out, extra);
+                out.append(extra);
                 close(out, start);
             }
             Self::Batch { id, namespace, documents, first, cursor } => {
@@ -70,15 +62,12 @@ impl Reply {
                 close(out, array);
                 name(out, 0x12, "id");
                 out.append(&id.to_le_bytes());
-                name(out, 0x02, "ns");
-                out.append(&(namespace.len() as u32 + 1).to_le_bytes());
-                out.append(namespace.as_bytes());
-                out.append(&[0]);
+                text(out, "ns", namespace);
                 append_fields(out, cursor);
                 close(out, inner);
                 name(out, 0x01, "ok");
                 out.append(&1_f64.to_le_bytes());
-                append_fields(out, extra);
+                out.append(extra);
                 close(out, whole);
             }
             Self::Later(_) => {}
@@ -124,12 +113,14 @@ impl Out for beeline_documents_channel::ReplyBuffer {
     }
 }
 
-/// Appends what [`Reply::Batch`] is for one document or none of `database.collection`, with nothing left behind it.
+/// Appends what [`Reply::Batch`] is for one document or none of `database.collection`, with nothing left behind it
+/// and `extra` beside it.
 ///
 /// All lengths are known before, so the document goes out in one piece between two short ones.
 pub fn write_one(
     (database, collection): (&str, &str),
     document: Option<&[u8]>,
+    extra: &[u8],
     out: &mut impl Out,
 ) {
     const FIRST: &[u8] = b"\x030\0";
@@ -137,9 +128,9 @@ pub fn write_one(
     let array = 4 + element + 1;
     let namespace = database.len() + 1 + collection.len() + 1;
     let cursor = 4 + b"\x04firstBatch\0".len() + array + 4 + 8 + 4 + 4 + namespace + 1;
-    let whole = 4 + b"\x03cursor\0".len() + cursor + 4 + 8 + 1;
+    let whole = 4 + b"\x03cursor\0".len() + cursor + 4 + 8 + extra.len() + 1;
     let length = |bytes: usize| (bytes as u32).to_le_bytes();
-    let mut short = Vec::with_capacity(64 + namespace);
+    let mut short = Vec::with_capacity(64 + namespace + extra.len());
     short.extend(length(whole));
     short.extend(b"\x03cursor\0");
     short.extend(length(cursor));
@@ -162,6 +153,7 @@ pub fn write_one(
     short.extend(b"\0\0");
     short.extend(b"\x01ok\0");
     short.extend(1_f64.to_le_bytes());
+    short.extend(extra);
     short.push(0);
     out.append(&short);
 }
@@ -190,20 +182,31 @@ impl Digits {
     }
 }
 
-fn open(out: &mut impl Out) -> usize {
+/// Opens a document, or one in a field whose name was written.
+pub(crate) fn open(out: &mut impl Out) -> usize {
     let start = out.bytes();
     out.append(&[0; 4]);
     start
 }
 
-fn close(out: &mut impl Out, start: usize) {
+/// Closes what [`open`] opened.
+pub(crate) fn close(out: &mut impl Out, start: usize) {
     out.append(&[0]);
     let length = (out.bytes() - start) as u32;
     out.patch(start, length.to_le_bytes());
 }
 
-fn name(out: &mut impl Out, kind: u8, text: &str) {
+/// Writes the type and the name of a field.
+pub(crate) fn name(out: &mut impl Out, kind: u8, text: &str) {
     out.append(&[kind]);
+    out.append(text.as_bytes());
+    out.append(&[0]);
+}
+
+/// Writes a field of text.
+pub(crate) fn text(out: &mut impl Out, field: &str, text: &str) {
+    name(out, 0x02, field);
+    out.append(&(text.len() as u32 + 1).to_le_bytes());
     out.append(text.as_bytes());
     out.append(&[0]);
 }
@@ -233,7 +236,7 @@ mod tests {
             cursor: doc! {},
         };
         let mut bytes = Vec::new();
-        reply.write(&doc! { "x": 1 }, &mut bytes);
+        reply.write(b"\x10x\0\x01\0\0\0", &mut bytes);
         let read = Document::from_reader(&bytes[..]).unwrap();
         let cursor = read.get_document("cursor").unwrap();
         assert_eq!(cursor.get_i64("id").unwrap(), 7);

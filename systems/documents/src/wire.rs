@@ -11,6 +11,7 @@ use bson::Document;
 
 use crate::commands::Request;
 use crate::reply::Reply;
+use crate::request;
 
 /// Longest message, bytes, as MongoDB.
 pub const LONGEST_MESSAGE: usize = 48_000_000;
@@ -78,6 +79,37 @@ fn word(bytes: &[u8], at: usize) -> Result<i32, WireError> {
         Some(four) => Ok(i32::from_le_bytes(*four)),
         None => broken("a message is cut short"),
     }
+}
+
+/// The document of a plain message: OP_MSG without flags, whose only section it is; and the client's number of the
+/// request. It is not checked yet. `None`: any other message.
+#[must_use]
+pub fn plain(message: &[u8]) -> Option<(i32, &[u8])> {
+    let (head, body) = message.split_at_checked(HEADER + 5)?;
+    let is_plain = word(head, 12).ok()? == op::MSG && head[HEADER..] == [0; 5];
+    let is_whole =
+        word(body, 0).ok().and_then(|length| usize::try_from(length).ok())? == body.len();
+    (is_plain && is_whole).then_some((word(head, 4).ok()?, body))
+}
+
+/// Appends the reply to a [`plain`] message, whose document `body` appends. Where that declines, nothing was written.
+pub fn write_plain(
+    (request_id, reply_id): (i32, i32),
+    out: &mut Vec<u8>,
+    body: impl FnOnce(&mut Vec<u8>) -> bool,
+) -> bool {
+    let start = out.len();
+    for word in [0, reply_id, request_id, op::MSG, 0] {
+        out.extend_from_slice(&i32::to_le_bytes(word));
+    }
+    out.push(0);
+    if !body(out) {
+        out.truncate(start);
+        return false;
+    }
+    let length = (out.len() - start) as i32;
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+    true
 }
 
 /// Reads one whole message, which is `most` bytes at most when it is unpacked.
@@ -205,9 +237,10 @@ fn read_msg(body: &[u8], whole: &[u8], manner: &mut Manner) -> Result<Request, W
         // What was refused is not looked at any more, and nothing of it runs.
         Some(_) if refused.is_some() => Ok(Request { refused, ..Request::default() }),
         Some(bytes) => {
-            let body = Document::from_reader(bytes);
-            let body = body.map_err(|error| WireError(error.to_string()))?;
-            Ok(Request { body, sequences, refused })
+            let mut request = request::read(bytes).map_err(|error| WireError(error.to_string()))?;
+            // What a section brought comes before what the body has of the same name.
+            sequences.append(&mut request.sequences);
+            Ok(Request { sequences, refused, ..request })
         }
         None => broken("a message has no body"),
     }
@@ -284,7 +317,7 @@ pub fn write(
     manner: Manner,
     reply_id: i32,
     reply: &Reply,
-    extra: &Document,
+    extra: &[u8],
     more: bool,
     out: &mut Vec<u8>,
 ) {
@@ -396,7 +429,7 @@ mod tests {
             };
             let reply = Reply::Document(doc! { "text": "again and again ".repeat(100) });
             let mut out = Vec::new();
-            write(manner, 2, &reply, &doc! {}, false, &mut out);
+            write(manner, 2, &reply, &[], false, &mut out);
             assert!(out.len() < 800, "{compressor}: {}", out.len());
             let (back, request) = read(&out, LONGEST_MESSAGE).unwrap();
             assert_eq!(back.compressor, Some(compressor));

@@ -81,7 +81,7 @@ pub fn with_index(collection: &Collection, id: u32, change: impl FnOnce(&mut Ind
 /// The bytes of a document to insert, with an `_id` in front, and the `_id`.
 ///
 /// Errors: an `_id` that cannot be one, a document that is too large.
-pub fn prepare(bytes: &[u8]) -> Result<(Bson, Vec<u8>)> {
+pub fn prepare(bytes: Vec<u8>) -> Result<(Bson, Vec<u8>)> {
     if bytes.len() > LARGEST {
         return fail(
             Code::BsonObjectTooLarge,
@@ -91,7 +91,7 @@ pub fn prepare(bytes: &[u8]) -> Result<(Bson, Vec<u8>)> {
             ),
         );
     }
-    let raw = RawDocument::from_bytes(bytes)
+    let raw = RawDocument::from_bytes(&bytes[..])
         .map_err(|error| QueryError::new(Code::NonConformantBson, error.to_string()))?;
     let mut first = true;
     let mut id = None;
@@ -115,13 +115,13 @@ pub fn prepare(bytes: &[u8]) -> Result<(Bson, Vec<u8>)> {
     match id {
         Some(id) if first => {
             check_id(&id)?;
-            Ok((id, bytes.to_vec()))
+            Ok((id, bytes))
         }
         id => {
             let id = id.unwrap_or_else(|| Bson::ObjectId(ObjectId::new()));
             check_id(&id)?;
             let mut whole = doc! { "_id": id.clone() };
-            for (name, value) in decode(bytes)? {
+            for (name, value) in decode(&bytes)? {
                 if name != "_id" {
                     whole.insert(name, value);
                 }

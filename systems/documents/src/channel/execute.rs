@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use beeline_documents_channel::{Answer, ChannelId, Handler, Incoming, MessageType, ReplyBuffer};
 use beeline_documents_query::check;
 use beeline_documents_query::error::{Code, QueryError, fail};
-use bson::raw::{RawBsonRef, RawDocument};
-use bson::{Bson, Document, doc};
+use bson::{Document, doc};
 use tokio::runtime::Handle as Runtime;
 use tokio::sync::watch;
 
@@ -25,6 +24,7 @@ use crate::replica::Replica;
 use crate::replica::concern::Held;
 use crate::replica::source::COMMAND;
 use crate::reply::Reply;
+use crate::request;
 
 /// A member that asks for news of the log waits so long at most.
 const LONGEST_WAIT_MS: i64 = 5000;
@@ -265,7 +265,7 @@ async fn while_here(mut gone: watch::Receiver<()>, work: impl Future<Output = ()
 
 fn encoded(reply: &Reply) -> Vec<u8> {
     let mut bytes = Vec::new();
-    reply.write(&Document::new(), &mut bytes);
+    reply.write(&[], &mut bytes);
     bytes
 }
 
@@ -274,34 +274,8 @@ fn encoded(reply: &Reply) -> Vec<u8> {
 /// Errors: no document, or one that is nested too deeply.
 pub fn read_request(bytes: &[u8]) -> Result<Request, QueryError> {
     check::document(bytes)?;
-    let broken =
-        |error: &dyn fmt::Display| QueryError::new(Code::NonConformantBson, error.to_string());
-    let raw = RawDocument::from_bytes(bytes).map_err(|error| broken(&error))?;
-    let mut request = Request::default();
-    for element in raw.iter_elements() {
-        let element = element.map_err(|error| broken(&error))?;
-        let name = element.key().as_str().to_owned();
-        let value = element.value().map_err(|error| broken(&error))?;
-        if matches!(name.as_str(), "documents" | "updates" | "deletes")
-            && let RawBsonRef::Array(array) = value
-        {
-            let mut documents = Vec::new();
-            let mut plain = true;
-            for one in array {
-                match one.map_err(|error| broken(&error))? {
-                    RawBsonRef::Document(document) => documents.push(document.as_bytes().to_vec()),
-                    _ => plain = false,
-                }
-            }
-            if plain {
-                request.sequences.push((name, documents));
-                continue;
-            }
-        }
-        let value = Bson::try_from(value).map_err(|error| broken(&error))?;
-        request.body.insert(name, value);
-    }
-    Ok(request)
+    request::read(bytes)
+        .map_err(|error| QueryError::new(Code::NonConformantBson, error.to_string()))
 }
 
 /// The requests of one server's channels, on the thread.
@@ -381,10 +355,16 @@ impl Handler for Executor<'_> {
         let (channel, index) = ((self.token, incoming.channel), incoming.message.index);
         let peer = peer_of(self.peers, self.connections, channel);
         if incoming.message.kind == MessageType::Query
-            && replica.is_none_or(|replica| replica.writes())
             && let Ok(session) = peer.session.try_lock()
             && let began = Instant::now()
-            && point::answer(&executive.engine, &session, incoming.body, self.found, reply)
+            && point::answer(
+                &executive.engine,
+                &session,
+                incoming.body,
+                Vec::new,
+                self.found,
+                reply,
+            )
         {
             executive.engine.times.record_at(executive.find, began.elapsed());
             if self.found.capacity() > LONGEST_FOUND {
@@ -405,7 +385,7 @@ impl Handler for Executor<'_> {
         let request = match read_request(incoming.body) {
             Ok(request) => request,
             Err(error) => {
-                Reply::Document(failure(&error)).write(&Document::new(), reply);
+                Reply::Document(failure(&error)).write(&[], reply);
                 return Answer::Reply;
             }
         };
@@ -427,7 +407,7 @@ impl Handler for Executor<'_> {
         };
         let ran = executive.run(&mut session, request);
         let Some(waits) = ran.waits else {
-            ran.reply.write(&Document::new(), reply);
+            ran.reply.write(&[], reply);
             return Answer::Reply;
         };
         let (origin, gone) = ((channel.0, channel.1, index), peer.here.subscribe());
@@ -435,7 +415,7 @@ impl Handler for Executor<'_> {
             executive.wait(origin, waits, ran.reply, false, gone);
             return Answer::Later;
         }
-        ran.reply.write(&Document::new(), reply);
+        ran.reply.write(&[], reply);
         executive.wait(origin, waits, Reply::ok(), true, gone);
         Answer::Kept
     }
@@ -453,16 +433,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn a_request_keeps_its_fields_and_its_documents_as_bytes() {
-        let one = doc! { "_id": 1 };
-        let body = doc! { "insert": "c", "documents": [one.clone()], "$db": "d", "deletes": [1] };
-        let request = read_request(&body.to_vec().unwrap()).unwrap();
-        assert_eq!(request.name(), "insert");
-        assert_eq!(request.sequences, [("documents".to_owned(), vec![one.to_vec().unwrap()])]);
-        assert_eq!(request.body, doc! { "insert": "c", "$db": "d", "deletes": [1] });
-    }
 
     proptest! {
         #[test]

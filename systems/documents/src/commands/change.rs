@@ -284,7 +284,7 @@ fn upsert(
         with_id.extend(document);
         document = with_id;
     }
-    let (id, bytes) = write::prepare(&encode(&document)?)?;
+    let (id, bytes) = write::prepare(encode(&document)?)?;
     context.within(database, |row| {
         let collection = existing(database, name)?;
         row.enter(&collection)?;

@@ -61,6 +61,11 @@ impl FailPoints {
         self.is_on
     }
 
+    /// Whether some is set.
+    pub(super) fn are_armed(&self) -> bool {
+        self.armed.load(Ordering::Acquire)
+    }
+
     /// The data of a fail point that strikes a command, which counts.
     fn strike(&self, name: &str, meant: impl Fn(&Document) -> bool) -> Option<Document> {
         let mut set = lock(&self.set);
@@ -117,7 +122,7 @@ pub(super) fn configure(context: &Context<'_>) -> Result<Reply> {
 /// What the fail points do to a command that is about to run.
 pub(super) fn strike(context: &mut Context<'_>, name: &str) -> Struck {
     let points = &context.engine.fail_points;
-    if !points.armed.load(Ordering::Acquire) || name == "configureFailPoint" {
+    if !points.are_armed() || name == "configureFailPoint" {
         return Struck::No;
     }
     let body = &context.request.body;

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use beeline_documents_query::value::key;
 use bson::Bson;
 use bson::raw::{RawBsonRef, RawDocument};
+use bson::spec::BinarySubtype;
 
 use super::Session;
 use crate::engine::Engine;
@@ -20,8 +21,8 @@ struct Point<'r> {
     id: Bson,
 }
 
-/// Reads a request; `None` where it is anything else, or broken.
-fn read(bytes: &[u8]) -> Option<Point<'_>> {
+/// Reads a request; `None` where it is anything else, or broken. A node `by_itself` reads for every preference.
+fn read(bytes: &[u8], by_itself: bool) -> Option<Point<'_>> {
     let (mut collection, mut database, mut id) = (None, None, None);
     for (at, element) in RawDocument::from_bytes(bytes).ok()?.iter_elements().enumerate() {
         let element = element.ok()?;
@@ -42,7 +43,15 @@ fn read(bytes: &[u8]) -> Option<Point<'_>> {
                     _ => return None,
                 });
             }
-            ("limit", RawBsonRef::Int32(limit)) if limit >= 0 => {}
+            ("limit" | "maxTimeMS", RawBsonRef::Int32(number)) if number >= 0 => {}
+            ("limit" | "maxTimeMS", RawBsonRef::Int64(number)) if number >= 0 => {}
+            ("lsid", RawBsonRef::Document(session)) => match session.get("id").ok()?? {
+                RawBsonRef::Binary(id)
+                    if id.subtype == BinarySubtype::Uuid && id.bytes.len() == 16 => {}
+                _ => return None,
+            },
+            ("$clusterTime", RawBsonRef::Document(_)) => {}
+            ("$readPreference", RawBsonRef::Document(_)) if by_itself => {}
             ("singleBatch", RawBsonRef::Boolean(_)) => {}
             ("$db", RawBsonRef::String(name)) => database = Some(name),
             _ => return None,
@@ -52,20 +61,27 @@ fn read(bytes: &[u8]) -> Option<Point<'_>> {
     Some(Point { collection, database: database?, id: id? })
 }
 
-/// Answers the request; false where it declines, and nothing was written. The document passes through `found`.
+/// Answers the request, with `extra` fields beside those of the reply, made once the document was read; false where
+/// it declines, and nothing was written. The document passes through `found`.
 pub fn answer(
     engine: &Engine,
     session: &Session,
     bytes: &[u8],
+    extra: impl FnOnce() -> Vec<u8>,
     found: &mut Vec<u8>,
     out: &mut impl Out,
 ) -> bool {
     if engine.authentication && session.user.is_none()
         || session.users_seen != engine.users_changed.load(Ordering::Acquire)
+        || engine.fail_points.are_armed()
     {
         return false;
     }
-    let Some(point) = read(bytes) else { return false };
+    let replica = engine.replica.get();
+    if replica.is_some_and(|replica| !replica.writes()) {
+        return false;
+    }
+    let Some(point) = read(bytes, replica.is_none()) else { return false };
     let Some(database) = engine.database(point.database) else { return false };
     let looked = engine.with(&database, |row| {
         let Some(collection) =
@@ -81,7 +97,7 @@ pub fn answer(
     engine.metrics.documents_examined.add_shared(u64::from(is_there));
     engine.metrics.documents_returned.add_shared(u64::from(is_there));
     let namespace = (point.database, point.collection);
-    write_one(namespace, is_there.then_some(found.as_slice()), out);
+    write_one(namespace, is_there.then_some(found.as_slice()), &extra(), out);
     true
 }
 
@@ -97,6 +113,9 @@ mod tests {
     use crate::commands::{Context, Identity, Request, run};
     use crate::store::Memory;
 
+    /// A field beside those of a reply.
+    const EXTRA: &[u8] = b"\x10extra\0\x07\0\0\0";
+
     fn run_plainly(engine: &Arc<Engine>, body: Document) -> Vec<u8> {
         let identity =
             Identity { address: "test".to_owned(), most_connections: 1, replica_set: None };
@@ -109,7 +128,7 @@ mod tests {
             may_wait: false,
         };
         let mut out = Vec::new();
-        run(&mut context).write(&Document::new(), &mut out);
+        run(&mut context).write(EXTRA, &mut out);
         out
     }
 
@@ -127,6 +146,14 @@ mod tests {
         run_plainly(&engine, doc! { "create": "k", "capped": true, "size": 10_000, "$db": "d" });
         run_plainly(&engine, doc! { "insert": "k", "documents": [{ "_id": 1 }], "$db": "d" });
         let session = Session::default();
+        let uuid = |length: usize| {
+            doc! { "id": bson::Binary { subtype: BinarySubtype::Uuid, bytes: vec![7; length] } }
+        };
+        let by_one = |name: &str, value: bson::Bson| {
+            let mut body = doc! { "find": "c", "filter": { "_id": 1 } };
+            body.extend([(name.to_owned(), value), ("$db".to_owned(), "d".into())]);
+            body
+        };
         let mut answered = 0;
         for (body, answers) in [
             (doc! { "find": "c", "filter": { "_id": 1 }, "$db": "d" }, true),
@@ -134,6 +161,19 @@ mod tests {
             (doc! { "find": "c", "filter": { "_id": "x" }, "singleBatch": true, "$db": "d" }, true),
             (doc! { "find": "c", "filter": { "_id": oid }, "$db": "d" }, true),
             (doc! { "find": "c", "filter": { "_id": 9 }, "$db": "d" }, true),
+            (by_one("lsid", uuid(16).into()), true),
+            (by_one("limit", 1_i64.into()), true),
+            (by_one("maxTimeMS", 5000.into()), true),
+            (by_one("$clusterTime", doc! {}.into()), true),
+            (by_one("$readPreference", doc! { "mode": "secondary" }.into()), true),
+            (by_one("lsid", uuid(15).into()), false),
+            (by_one("lsid", doc! { "id": 1 }.into()), false),
+            (by_one("lsid", doc! {}.into()), false),
+            (by_one("txnNumber", 1_i64.into()), false),
+            (by_one("autocommit", false.into()), false),
+            (by_one("readConcern", doc! { "level": "majority" }.into()), false),
+            (by_one("apiVersion", "1".into()), false),
+            (by_one("collation", doc! { "locale": "de" }.into()), false),
             (doc! { "find": "c", "filter": { "_id": 2.5 }, "$db": "d" }, false),
             (doc! { "find": "c", "filter": { "_id": { "$gt": 0 } }, "$db": "d" }, false),
             (doc! { "find": "c", "filter": { "_id": 1, "a": 2 }, "$db": "d" }, false),
@@ -148,7 +188,7 @@ mod tests {
             let mut out = Vec::new();
             let bytes = body.to_vec().unwrap();
             assert_eq!(
-                answer(&engine, &session, &bytes, &mut Vec::new(), &mut out),
+                answer(&engine, &session, &bytes, || EXTRA.to_vec(), &mut Vec::new(), &mut out),
                 answers,
                 "{body}"
             );
@@ -159,10 +199,17 @@ mod tests {
                 assert!(out.is_empty());
             }
             for cut in 0..bytes.len() {
-                assert!(!answer(&engine, &session, &bytes[..cut], &mut Vec::new(), &mut out));
+                assert!(!answer(
+                    &engine,
+                    &session,
+                    &bytes[..cut],
+                    Vec::new,
+                    &mut Vec::new(),
+                    &mut out
+                ));
             }
         }
-        assert_eq!(answered, 5);
+        assert_eq!(answered, 10);
     }
 
     #[test]
@@ -173,8 +220,8 @@ mod tests {
         engine.collection_or_new(&database, "c").unwrap();
         let body = doc! { "find": "c", "filter": { "_id": 1 }, "$db": "d" }.to_vec().unwrap();
         let mut session = Session::default();
-        assert!(!answer(&engine, &session, &body, &mut Vec::new(), &mut Vec::new()));
+        assert!(!answer(&engine, &session, &body, Vec::new, &mut Vec::new(), &mut Vec::new()));
         session.user = Some("u".to_owned());
-        assert!(answer(&engine, &session, &body, &mut Vec::new(), &mut Vec::new()));
+        assert!(answer(&engine, &session, &body, Vec::new, &mut Vec::new(), &mut Vec::new()));
     }
 }

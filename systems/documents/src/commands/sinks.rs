@@ -54,7 +54,7 @@ pub(super) fn replace_collection(
             for chunk in documents.chunks(CHUNK.0) {
                 context.engine.with(&database, |row| {
                     for bytes in chunk {
-                        let (id, bytes) = write::prepare(bytes)?;
+                        let (id, bytes) = write::prepare(bytes.clone())?;
                         let collection = existing(&database, &temporary)?;
                         let mut recorder = Recorder::plain(context.engine);
                         write::insert(row, &database, &collection, &id, bytes, &mut recorder)?;
@@ -169,7 +169,7 @@ fn merge_one(
         }
         let Some(found) = found.pop() else {
             if merge.unmatched == "insert" {
-                let (id, bytes) = write::prepare(&encode(&document)?)?;
+                let (id, bytes) = write::prepare(encode(&document)?)?;
                 write::insert(
                     row,
                     database,

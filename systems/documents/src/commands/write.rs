@@ -121,7 +121,7 @@ fn is_ordered(context: &Context<'_>) -> bool {
 pub(super) fn insert(context: &mut Context<'_>) -> Result<Reply> {
     let name = context.collection_name()?;
     check_write_concern(context)?;
-    let documents = statements(context, "documents")?;
+    let mut documents = statements(context, "documents")?;
     context.check_fields(&["ordered", "bypassDocumentValidation"])?;
     let database = context.engine.database_or_new(&context.database)?;
     context.collection_or_new(&database, &name)?;
@@ -135,8 +135,8 @@ pub(super) fn insert(context: &mut Context<'_>) -> Result<Reply> {
             bytes += documents[next].len();
             next += 1;
         }
-        let ready: Vec<Result<(Bson, Vec<u8>)>> =
-            documents[start..next].iter().map(|one| write::prepare(one)).collect();
+        let taken = documents[start..next].iter_mut().map(std::mem::take);
+        let ready: Vec<Result<(Bson, Vec<u8>)>> = taken.map(write::prepare).collect();
         let shown = &*context;
         let stopped = context.within(&database, |row| {
             for (at, prepared) in ready.into_iter().enumerate() {

@@ -52,7 +52,7 @@ impl Client {
         let reply = commands::run(&mut context);
         let mut bytes = Vec::new();
         assert!(!matches!(reply, Reply::Later(_)));
-        reply.write(&Document::new(), &mut bytes);
+        reply.write(&[], &mut bytes);
         Document::from_reader(&bytes[..]).unwrap()
     }
 
