@@ -18,6 +18,9 @@ pub enum PcapError {
     /// The file.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// Shorter than a header.
+    #[error("not a pcap file: it ends before its header of 24 bytes does")]
+    TooShort,
     /// The header.
     #[error("not a pcap file: it begins with {0:#010x} (pcapng is not read; convert with editcap)")]
     Magic(u32),
@@ -65,7 +68,10 @@ impl<R: Read> Reader<R> {
     /// Errors: the file, another format, or packets that are not Ethernet's.
     pub fn new(mut from: R) -> Result<Self, PcapError> {
         let mut header = [0; 24];
-        from.read_exact(&mut header)?;
+        from.read_exact(&mut header).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => PcapError::TooShort,
+            _ => PcapError::Io(error),
+        })?;
         let magic = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
         let (swapped, nanoseconds) = match (magic, magic.swap_bytes()) {
             (MICROSECONDS, _) => (false, false),
@@ -262,6 +268,7 @@ mod tests {
     #[test]
     fn another_format_and_a_damaged_length_are_named() {
         assert!(matches!(Reader::new(&[0_u8; 24][..]), Err(PcapError::Magic(0))));
+        assert!(matches!(Reader::new(&file()[..23]), Err(PcapError::TooShort)));
         // Linux' cooked packets have no Ethernet header; a check sequence's length is no link type.
         let mut cooked = file();
         cooked[20] = 113;

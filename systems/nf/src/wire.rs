@@ -16,7 +16,7 @@ use beeline_passes::cycle::Cycles;
 use beeline_passes::hardware::Hardware;
 use beeline_verilog::graph::design;
 use beeline_verilog::wire::{END, GO, MOST, bench};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, Timespec, poll};
 
 use crate::diff::{DiffError, Simulator, addressed, compiled, words_of};
 use crate::hand_written::HandWritten;
@@ -261,8 +261,7 @@ pub fn serve(
         let went = ports.send(&mut ends, &mut passed);
         ports.flush(&mut passed);
         if idle && !came && !went {
-            let devices = ports.descriptors().map(|device| PollFd::new(device, PollFlags::IN));
-            let mut list: Vec<PollFd<'_>> = devices.collect();
+            let mut list: Vec<PollFd<'_>> = ports.watched().collect();
             let limit = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
             match poll(&mut list, Some(&limit)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}

@@ -124,6 +124,34 @@ fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
 }
 
 #[test]
+fn packets_at_an_interface_that_only_sends_let_a_run_without_work_sleep() {
+    let Some((a, b)) = pairs('q', 'r') else { return };
+    let graph = graph(include_str!("../examples/counter.np"));
+    let ports = [("in", a.0.clone()), ("out", b.0.clone())];
+    let passed = playing(&graph, &ports, (&[], 1), |scene| {
+        let (mut near, mut far) = ends(&a, &b);
+        for at in 0..10 {
+            send(&mut far, &numbered(at));
+        }
+        // It has been looked at since they came.
+        send(&mut near, &numbered(7));
+        assert_eq!(collect(&mut far, 1), [7]);
+        let iterations = || {
+            let text = command(&scene.control, COMMAND).unwrap().unwrap();
+            let counted: Statistics = serde_json::from_str(&text).unwrap();
+            counted.elements[0].iterations
+        };
+        let before = iterations();
+        std::thread::sleep(Duration::from_secs(1));
+        // A sleeper wakes twenty times a second and looks for 50 microseconds; a run that finds its
+        // descriptors readable each time does hundreds of thousands.
+        let done = iterations() - before;
+        assert!(done < 40_000, "{done} iterations of a run that had nothing to do");
+    });
+    passed.unwrap();
+}
+
+#[test]
 fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
     let Some((a, b)) = pairs('c', 'd') else { return };
     let graph = graph(templates::text("firewall").unwrap());

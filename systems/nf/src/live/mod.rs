@@ -590,8 +590,7 @@ fn wait<M: Machine + Send + 'static>(
     world: &World<'_, M>,
     sides: &Sides<'_, M>,
 ) -> Result<(), LiveError> {
-    let mut list: Vec<PollFd<'_>> =
-        world.ports.descriptors().map(|device| PollFd::new(device, PollFlags::IN)).collect();
+    let mut list: Vec<PollFd<'_>> = world.ports.watched().collect();
     if let Some(socket) = &world.socket {
         list.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
     }

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use beeline_ir::flits::{BITS, Joiner, count, write_flit};
 use beeline_ir::graph::Graph;
 use beeline_ir::run::{Machine, Queue, Run};
+use rustix::event::{PollFd, PollFlags};
 
 use super::control::LONGEST;
 use super::{LiveError, Passed};
@@ -185,9 +186,18 @@ impl Ports {
         Ok(self.devices.len() - 1)
     }
 
-    /// Descriptors that become readable when packets come.
-    pub fn descriptors(&self) -> impl Iterator<Item = &Device> {
-        self.devices.iter().map(|attached| &attached.device)
+    /// What a run without work sleeps on: packets at interfaces that an input takes them from. What comes
+    /// to an interface that only sends stays in its ring, and would never let a run sleep.
+    pub fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
+        self.devices.iter().enumerate().map(|(at, attached)| {
+            let events = if self.takes(at) { PollFlags::IN } else { PollFlags::empty() };
+            PollFd::new(&attached.device, events)
+        })
+    }
+
+    /// True where an input of the graph takes a device's packets.
+    fn takes(&self, device: usize) -> bool {
+        self.inputs.iter().any(|input| input.device == device)
     }
 
     /// How each interface's packets come and go.
@@ -269,9 +279,11 @@ impl Ports {
         Ok(moved)
     }
 
-    /// Packets that came to interfaces and found the ring full.
+    /// Packets that came to interfaces with an input, and found the ring full.
     pub fn missed(&mut self) -> u64 {
-        self.devices.iter_mut().map(|attached| attached.device.missed()).sum()
+        let takers: Vec<bool> = (0..self.devices.len()).map(|at| self.takes(at)).collect();
+        let taken = self.devices.iter_mut().zip(takers).filter(|(_, takes)| *takes);
+        taken.map(|(attached, _)| attached.device.missed()).sum()
     }
 
     /// Sends what waits to be sent by one call.
