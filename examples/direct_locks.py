@@ -1,8 +1,8 @@
 """A sequencer and a lock service, on the direct store and on Redis.
 
-    beeline serve & redis-server &
+    beeline serve & redis-server --port 6380 &
     pip install ./python redis
-    python examples/direct_locks.py --redis 127.0.0.1:6379
+    python examples/direct_locks.py --redis 127.0.0.1:6380
 
 Sequencer: numbers without gaps for many clients, some at a time. Locks: one word each, 0 where free, the
 holder's number where held, taken and given back by compare-and-swap; under the lock a counter is read

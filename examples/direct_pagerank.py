@@ -1,8 +1,8 @@
 """PageRank over a generated graph, on the direct store and on Redis.
 
-    beeline serve & redis-server &
+    beeline serve & redis-server --port 6380 &
     pip install ./python numpy redis
-    python examples/direct_pagerank.py --redis 127.0.0.1:6379
+    python examples/direct_pagerank.py --redis 127.0.0.1:6380
 
 Each vertex's rank is a key, an 8-byte number in units of 1/2^40. In a round every vertex sends its share
 along its edges: one atomic addition an edge, many in a packet. Because the ranks are whole numbers, the

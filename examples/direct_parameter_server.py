@@ -1,8 +1,8 @@
 """A parameter server: sparse logistic regression by several workers, on the direct store and on Redis.
 
-    beeline serve & redis-server &
+    beeline serve & redis-server --port 6380 &
     pip install ./python numpy redis
-    python examples/direct_parameter_server.py --redis 127.0.0.1:6379
+    python examples/direct_parameter_server.py --redis 127.0.0.1:6380
 
 The weights lie in blocks of 16 numbers, one key each. A worker reads the blocks its samples touch,
 computes the gradient, and adds it: one packet each way for a batch. On the direct store the addition is an
