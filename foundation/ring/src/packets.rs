@@ -15,10 +15,15 @@
 //! atomic and every number is checked: a process at the other end that writes nonsense is told of
 //! as [`Corrupt`], and reads or writes nothing beside the blocks.
 //!
+//! What a small packet says may stand beside the tail, too ([`beside`]).
+//!
 //! Invariants: `tail` is written by the producer only and `head` by the consumer only; both count
 //! up and wrap; `tail - head` is at most the length.
 
+pub mod beside;
+
 use crate::sync::{AtomicU32, Ordering};
+use beside::TailLine;
 
 /// The process at the other end wrote what it cannot have meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -177,6 +182,8 @@ pub struct Packets<'a> {
     filled: IndexQueue<'a>,
     free: IndexQueue<'a>,
     blocks: u32,
+    /// Of the filled queue, where a small packet is copied beside the tail.
+    line: Option<&'a TailLine>,
 }
 
 impl<'a> Packets<'a> {
@@ -184,7 +191,15 @@ impl<'a> Packets<'a> {
     #[must_use]
     pub fn new(filled: IndexQueue<'a>, free: IndexQueue<'a>, blocks: u32) -> Self {
         assert!(blocks <= free.length() && blocks <= filled.length(), "every block fits a queue");
-        Self { filled, free, blocks }
+        Self { filled, free, blocks, line: None }
+    }
+
+    /// The same, with small packets copied into the line of the filled queue's tail.
+    #[must_use]
+    #[inline]
+    pub fn beside(self, line: &'a TailLine) -> Self {
+        assert!(std::ptr::eq(line.tail(), self.filled.tail), "the line of the filled queue");
+        Self { line: Some(line), ..self }
     }
 
     /// Makes every block free: once, before the other process has the memory.
@@ -224,7 +239,34 @@ impl<'a> Packets<'a> {
     ///
     /// Errors: [`Corrupt`]: more blocks are about than there are.
     pub fn publish(&self, numbers: &[u32]) -> Result<(), Corrupt> {
+        if let Some(line) = self.line {
+            line.pass(numbers.len());
+        }
         if self.filled.push(numbers)? == numbers.len() { Ok(()) } else { Err(Corrupt) }
+    }
+
+    /// As [`Packets::publish`], of one block that begins with these words: all of the packet, so that its receiver needs no
+    /// look at the block.
+    ///
+    /// Errors: [`Corrupt`].
+    #[inline]
+    pub fn publish_beside(
+        &self,
+        number: u32,
+        packet: &[u64; beside::WORDS],
+    ) -> Result<(), Corrupt> {
+        if let Some(line) = self.line {
+            line.copy(packet);
+        }
+        if self.filled.push(&[number])? == 1 { Ok(()) } else { Err(Corrupt) }
+    }
+
+    /// What the block of the packet at `position` of the filled queue begins with, if the sender copied that beside the
+    /// tail and nothing came since. The sender may write anything: as a block, it is to be checked.
+    #[must_use]
+    #[inline]
+    pub fn copy_at(&self, position: u32) -> Option<[u64; beside::WORDS]> {
+        self.line?.read(position)
     }
 
     /// The receiver looks at filled blocks; they stay.
@@ -301,7 +343,7 @@ impl<'a> Packets<'a> {
 /// Owned words of a queue, for tests and for threads of one process.
 #[derive(Debug)]
 pub struct OwnedQueue {
-    tail: AtomicU32,
+    line: TailLine,
     head: AtomicU32,
     entries: Box<[AtomicU32]>,
 }
@@ -311,13 +353,13 @@ impl OwnedQueue {
     #[must_use]
     pub fn new(length: usize) -> Self {
         let entries = (0..length).map(|_| AtomicU32::new(0)).collect();
-        Self { tail: AtomicU32::new(0), head: AtomicU32::new(0), entries }
+        Self { line: TailLine::new(), head: AtomicU32::new(0), entries }
     }
 
     /// The queue.
     #[must_use]
     pub fn queue(&self) -> IndexQueue<'_> {
-        IndexQueue::new(&self.tail, &self.head, &self.entries)
+        IndexQueue::new(&self.line.tail, &self.head, &self.entries)
     }
 }
 
@@ -339,7 +381,7 @@ mod tests {
             start in prop_oneof![Just(0_u32), Just(u32::MAX - 3)],
         ) {
             let owned = OwnedQueue::new(8);
-            owned.tail.store(start, Ordering::Relaxed);
+            owned.line.tail.store(start, Ordering::Relaxed);
             owned.head.store(start, Ordering::Relaxed);
             let queue = owned.queue();
             let (mut model, mut next) = (VecDeque::new(), 0);
@@ -368,7 +410,7 @@ mod tests {
             for (entry, number) in free.entries.iter().chain(&filled.entries).zip(numbers.iter().cycle()) {
                 entry.store(*number, Ordering::Relaxed);
             }
-            free.tail.store(tail, Ordering::Relaxed);
+            free.line.tail.store(tail, Ordering::Relaxed);
             free.head.store(head, Ordering::Relaxed);
             let packets = Packets::new(filled.queue(), free.queue(), 4);
             let mut taken = [0; 8];
@@ -404,7 +446,7 @@ mod tests {
             {
                 let (filled, free) = (OwnedQueue::new(8), OwnedQueue::new(8));
                 for queue in [&filled, &free] {
-                    queue.tail.store(start, Ordering::Relaxed);
+                    queue.line.tail.store(start, Ordering::Relaxed);
                     queue.head.store(start, Ordering::Relaxed);
                 }
                 let packets = Packets::new(filled.queue(), free.queue(), 8);

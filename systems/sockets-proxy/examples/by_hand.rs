@@ -1,8 +1,11 @@
 //! Two programs and two proxies' partitions in one thread, which takes every step of each in turn: what a message costs
 //! in work alone, with no scheduler, no second processor and no system call. `by_hand ROUNDS [BYTES]` says how long a
 //! round trip takes so, and how long turns take that find nothing; under `valgrind --tool=callgrind` it is counted.
-//! `by_hand ROUNDS BYTES 2` gives each host a thread and a processor of its own, still without a scheduler; behind that
-//! the bytes of a slot, the blocks of a queue and the bytes of a ring. `by_hand ROUNDS BYTES 0` has no connections: a
+//! `by_hand ROUNDS BYTES 2` gives each host a thread and a processor of its own, still without a scheduler, and 3 gives
+//! one program a processor and everything else the other; behind that the bytes of a slot, the blocks of a queue and the
+//! bytes of a ring. `by_hand ROUNDS BYTES 4` has the threads of real proxies and programs that wait, four parties on two
+//! processors; behind the bytes of a ring stands where the proxies' threads are: 0 anywhere, 1 beside their programs, 2
+//! beside the other host's. `by_hand ROUNDS BYTES 0` has no connections: a
 //! round trip through the window alone, and copies between two threads: out of private memory through shared memory into
 //! private memory, as two programs at a window do, and from shared memory that the other thread wrote to shared memory
 //! that it reads, as a proxy does.
@@ -16,12 +19,14 @@ use beeline_ntb::bells::Silent;
 use beeline_ntb::window::Mapped;
 use beeline_ntb::{Inbound, Outbound, Window};
 use beeline_os::Mapping;
+use beeline_os::poller::Waker;
 use beeline_sockets::packets::Connection;
 use beeline_sockets::packets::channel::Channel;
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
 use beeline_sockets_proxy::partition::{Command, Key, Partition};
+use beeline_sockets_proxy::thread::{Mailbox, Place, start};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -74,20 +79,27 @@ fn partitions(geometry: Geometry) -> Outcome<[Partition; 2]> {
     }))
 }
 
+/// A program's end of the connection, and the command that makes it at the partition.
+fn connection(geometry: Geometry, page: &Arc<Page>, side: usize) -> Outcome<(Program, Command)> {
+    let ports = [4000, 80];
+    let key = Key { own: ports[side], peer: ports[1 - side] };
+    let at = "10.0.0.1:1".parse()?;
+    let channel = Channel::create(geometry.shape(), at, at)?;
+    let memory = channel.mapping().descriptor().ok_or("no descriptor")?.try_clone()?;
+    let (socket, fd) =
+        socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let channel = Arc::new(channel);
+    let create = Command::Create { key, id: 1, channel, socket, priority: 0, open: true };
+    let connection = Connection::new(Channel::take(memory)?, Arc::clone(page));
+    Ok((Program { connection, fd }, create))
+}
+
 fn connect(geometry: Geometry, partitions: &mut [Partition; 2]) -> Outcome<[Program; 2]> {
     let page = Arc::new(Page::create()?);
     let mut program = |side: usize| -> Outcome<Program> {
-        let ports = [4000, 80];
-        let key = Key { own: ports[side], peer: ports[1 - side] };
-        let at = "10.0.0.1:1".parse()?;
-        let channel = Channel::create(geometry.shape(), at, at)?;
-        let memory = channel.mapping().descriptor().ok_or("no descriptor")?.try_clone()?;
-        let (socket, fd) =
-            socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        let channel = Arc::new(channel);
-        let create = Command::Create { key, id: 1, channel, socket, priority: 0, open: true };
+        let (program, create) = connection(geometry, &page, side)?;
         partitions[side].obey(create).ok_or("no connection")?;
-        Ok(Program { connection: Connection::new(Channel::take(memory)?, Arc::clone(&page)), fd })
+        Ok(program)
     };
     Ok([program(0)?, program(1)?])
 }
@@ -183,6 +195,128 @@ fn in_two_threads(hosts: [Host; 2], rounds: u64, size: usize) -> Outcome<[f64; 2
     let send = each(begun, rounds);
     echo.join().map_err(|_| "the other thread panicked")??;
     Ok([trip, send])
+}
+
+/// Nanoseconds of a round trip where one program has a thread and a processor of its own, and everything else has the
+/// other: what its queues hand over, and nothing that the window does.
+fn with_a_program_apart(hosts: [Host; 2], rounds: u64, size: usize) -> Outcome<f64> {
+    let [Host { program, partition: mut near }, mut far] = hosts;
+    let fails = |error: Box<dyn std::error::Error>| error.to_string();
+    let rest = std::thread::spawn(move || -> Result<(), String> {
+        beeline_os::affinity::pin_current_thread(1).map_err(|error| error.to_string())?;
+        let mut bytes = vec![0; size];
+        for _ in 0..rounds {
+            let mut back = 0;
+            while back < size {
+                near.turn().map_err(|error| fails(error.into()))?;
+                far.partition.turn().map_err(|error| fails(error.into()))?;
+                back += far.program.receive(&mut bytes[back..]);
+            }
+            far.send(&bytes).map_err(fails)?;
+            near.turn().map_err(|error| fails(error.into()))?;
+        }
+        Ok(())
+    });
+    beeline_os::affinity::pin_current_thread(0)?;
+    let mut bytes = vec![7; size];
+    let begun = Instant::now();
+    for _ in 0..rounds {
+        let mut out = 0;
+        while out < size {
+            out += program.send(&bytes[out..]);
+        }
+        let mut back = 0;
+        while back < size {
+            back += program.receive(&mut bytes[back..]);
+        }
+    }
+    let trip = each(begun, rounds);
+    rest.join().map_err(|_| "the other thread panicked")??;
+    Ok(trip)
+}
+
+/// Nanoseconds of a round trip, and of a send of a stream, of four parties on two processors: both programs with a
+/// processor each, in calls that wait, and the partitions' threads of a proxy on `cores`.
+fn with_a_scheduler(
+    geometry: Geometry,
+    cores: [Option<usize>; 2],
+    rounds: u64,
+    size: usize,
+) -> Outcome<[f64; 2]> {
+    let page = Arc::new(Page::create()?);
+    let mut threads = Vec::new();
+    let mut programs = Vec::new();
+    for (side, (window, core)) in windows()?.into_iter().zip(cores).enumerate() {
+        let (at, length) = geometry.partition(0);
+        let window = window.part(at, length);
+        let mut partition = Partition::new(window.clone(), geometry, Schedule::new(8, 16), 1);
+        partition.obey(Command::Link { up: true });
+        let place = Place { link: 0, partition: side };
+        let notices = Arc::new(Mailbox::new(Arc::new(Waker::new()?)));
+        let running = start(
+            (partition, None),
+            window,
+            1,
+            place,
+            Arc::clone(&page),
+            side,
+            notices,
+            (None, [core, None]),
+        )?;
+        let (program, create) = connection(geometry, &page, side)?;
+        program.connection.channel.partition().store(u32::try_from(side)?, Ordering::SeqCst);
+        running.commands.put(create);
+        threads.push(running);
+        programs.push(program);
+    }
+    let [near, far] = <[Program; 2]>::try_from(programs).map_err(|_| "two programs")?;
+    let receive = |program: &Program, bytes: &mut [u8]| {
+        let mut back = 0;
+        while back < bytes.len() {
+            let rest = &mut bytes[back..];
+            let piece = [libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
+            // SAFETY: bytes of a slice of the caller's alone.
+            let got = unsafe { program.connection.receive(program.fd.as_raw_fd(), &piece, 0) };
+            back += got.unwrap_or(0);
+        }
+    };
+    let send = |program: &Program, bytes: &[u8]| {
+        let piece =
+            [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+        // SAFETY: bytes of a slice, which are only read.
+        let _ = unsafe { program.connection.send(program.fd.as_raw_fd(), &piece, 0) };
+    };
+    let echo = std::thread::spawn(move || {
+        let _ = beeline_os::affinity::pin_current_thread(1);
+        let mut bytes = vec![0; size];
+        for _ in 0..rounds {
+            receive(&far, &mut bytes);
+            send(&far, &bytes);
+        }
+        for _ in 0..rounds {
+            receive(&far, &mut bytes);
+        }
+        send(&far, &[1]);
+        // Open until the other end has read it.
+        receive(&far, &mut [0]);
+    });
+    beeline_os::affinity::pin_current_thread(0)?;
+    let mut bytes = vec![7; size];
+    let begun = Instant::now();
+    for _ in 0..rounds {
+        send(&near, &bytes);
+        receive(&near, &mut bytes);
+    }
+    let trip = each(begun, rounds);
+    let begun = Instant::now();
+    for _ in 0..rounds {
+        send(&near, &bytes);
+    }
+    receive(&near, &mut [0]);
+    let sent = each(begun, rounds);
+    send(&near, &[1]);
+    echo.join().map_err(|_| "the other thread panicked")?;
+    Ok([trip, sent])
 }
 
 /// Nanoseconds of a round trip through the window alone, between two threads that spin.
@@ -338,6 +472,19 @@ fn main() -> Outcome<()> {
         let [trip, empty] = in_one_thread(&mut hosts(geometry)?, rounds, size)?;
         format!(
             "{size} B round trip in one thread {trip:.0} ns, a turn that finds nothing {empty:.0} ns"
+        )
+    } else if threads == 3 {
+        let trip = with_a_program_apart(hosts(geometry)?, rounds, size)?;
+        format!("{size} B round trip with one program apart {trip:.0} ns")
+    } else if threads == 4 {
+        let (how, cores) = match word(6, 0) {
+            0 => ("wherever the kernel has them", [None, None]),
+            1 => ("beside their programs", [Some(0), Some(1)]),
+            _ => ("beside the other host's programs", [Some(1), Some(0)]),
+        };
+        let [trip, send] = with_a_scheduler(geometry, cores, rounds, size)?;
+        format!(
+            "{size} B round trip of four parties, partitions {how}: {trip:.0} ns, a send {send:.0} ns"
         )
     } else {
         let [trip, send] = in_two_threads(hosts(geometry)?, rounds, size)?;

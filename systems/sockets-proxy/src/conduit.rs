@@ -141,12 +141,19 @@ impl Incoming {
         Ok(())
     }
 
+    /// The sender may be to hear of what the program consumed. Otherwise the program's position is left alone: its line
+    /// would come to this processor and be wanted back with the next packet.
+    #[inline]
+    pub(crate) fn looks_for_credit(&self) -> bool {
+        self.tells && (self.retell || self.receipts.may_be_due(self.is_eager))
+    }
+
     /// Publishes what was filled, and rings if the reader waits.
     pub(crate) fn publish(&mut self, counters: &Counters) -> Result<(), Corrupt> {
         if self.filled.is_empty() {
             return Ok(());
         }
-        let outcome = self.channel.packets(Direction::ToProgram).publish(&self.filled);
+        let outcome = self.channel.publish(Direction::ToProgram, &self.filled);
         self.filled.clear();
         attend(&self.channel, &self.socket, counters);
         outcome
@@ -189,7 +196,8 @@ pub(crate) fn attend(channel: &Channel, socket: &OwnedFd, counters: &Counters) {
         channel.proxy().bells.fetch_add(1, Ordering::Release);
         add(&counters.bells, 1);
     }
-    step(RINGING, UNARMED);
+    // A ring that the kernel had no memory for is owed: the next packet, or the reader's own question, rings.
+    step(RINGING, if sent.is_ok() { UNARMED } else { ARMED });
 }
 
 impl Connection {
@@ -240,7 +248,7 @@ impl Connection {
 
     /// All that the program sent so far went to the other host.
     fn is_drained(&self) -> bool {
-        self.channel.packets(Direction::ToProxy).filled().put() == self.allowance.sent()
+        self.channel.put(Direction::ToProxy) == self.allowance.sent()
     }
 
     /// Stages a batch for the window: packets and bytes. The blocks stay until the other end's program
@@ -250,6 +258,9 @@ impl Connection {
         ring: &mut RingSender,
         room: usize,
     ) -> Result<(usize, usize), Corrupt> {
+        if self.is_drained() {
+            return Ok((0, 0));
+        }
         let channel = &self.channel;
         let packets = channel.packets(Direction::ToProxy);
         let most = BATCH.min(room).min(self.allowance.room() as usize);
@@ -257,6 +268,16 @@ impl Connection {
         let found = packets.look_from(self.allowance.sent(), &mut numbers[..most])?;
         if found == 0 {
             return Ok((0, 0));
+        }
+        let Key { own: source, peer: destination } = self.key;
+        if found == 1
+            && let Some((header, words)) = channel.copied(Direction::ToProxy, self.allowance.sent())
+        {
+            let header = Header { source, destination, sync: false, ..header };
+            // SAFETY: the header was checked against the words, of which it has the first.
+            unsafe { ring.stage(header, words[1..].as_ptr().cast()) };
+            self.allowance.spend(1);
+            return Ok((1, header.payload_bytes()));
         }
         // All of them before the first is staged: of a batch that is given up nothing is in the ring, whose room the
         // next connection counts on.
@@ -274,7 +295,6 @@ impl Connection {
         }
         let mut bytes = 0;
         for (&header, &number) in headers[..found].iter().zip(&numbers) {
-            let Key { own: source, peer: destination } = self.key;
             let header = Header { source, destination, sync: false, ..header };
             let payload = channel.payload(Direction::ToProxy, number);
             // SAFETY: the header was checked against the block.

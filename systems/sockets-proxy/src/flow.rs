@@ -124,6 +124,20 @@ impl Receipts {
         Ok(())
     }
 
+    /// Packets that the program has to have consumed since the sender was told last, before it is told again.
+    #[inline]
+    fn least(&self, eager: bool) -> u32 {
+        if eager { 1 } else { (self.blocks / 4).max(1) }
+    }
+
+    /// False while [`Receipts::is_due`] cannot be true, whatever the program consumed: so few packets came. The program's
+    /// position need not be looked at then.
+    #[must_use]
+    #[inline]
+    pub fn may_be_due(&self, eager: bool) -> bool {
+        self.came.wrapping_sub(self.told) >= self.least(eager)
+    }
+
     /// True when the sender is to hear that the program has consumed so many, counted round: a quarter of
     /// the queue is new, or, where the sender is `eager`, anything.
     ///
@@ -134,8 +148,7 @@ impl Receipts {
         if fresh > self.came.wrapping_sub(self.told) {
             return Err(Violation);
         }
-        let least = if eager { 1 } else { (self.blocks / 4).max(1) };
-        Ok(fresh >= least)
+        Ok(fresh >= self.least(eager))
     }
 
     /// The sender was told.
@@ -309,6 +322,7 @@ mod tests {
                     _ => for told in way_back.drain(..) { allowance.credit(told).unwrap(); },
                 }
                 prop_assert!(queued <= blocks);
+                prop_assert!(receipts.may_be_due(false) || !receipts.is_due(consumed, false).unwrap());
                 if receipts.is_due(consumed, false).unwrap() { receipts.tell(consumed); way_back.push(consumed); }
             }
             for told in way_back { allowance.credit(told).unwrap(); }

@@ -147,6 +147,8 @@ pub struct Partition {
     is_up: bool,
     /// While it is not: connections stay.
     keeps: bool,
+    /// A connection here may have something to say about a move.
+    moves: bool,
     /// Connections for other partitions.
     departures: Vec<Departure>,
     /// Last packets of connections that departed: behind their hand-over, in the next turn.
@@ -235,6 +237,7 @@ impl Partition {
             orphans: Vec::new(),
             is_up: false,
             keeps: false,
+            moves: false,
             departures: Vec::new(),
             answers: Vec::new(),
             due: Vec::new(),
@@ -313,6 +316,7 @@ impl Partition {
                     && to < self.geometry.partitions
                 {
                     connection.moving = Moving::Leaving(to);
+                    self.moves = true;
                     self.note(place);
                 }
             }
@@ -376,6 +380,7 @@ impl Partition {
 
     fn settle(&mut self, mut connection: Connection) -> usize {
         let (key, incoming) = (connection.key, connection.incoming.take());
+        self.moves |= connection.moving != Moving::Not;
         self.present[usize::from(connection.priority)] += 1;
         self.find_lowest();
         let place = self.free.pop().unwrap_or(self.connections.len());

@@ -355,7 +355,7 @@ impl Worker {
 
     fn run(mut self) {
         let (mut turns, mut patience) = (0_u32, Patience::new(LOOKS));
-        while self.obey() {
+        while self.commands.is_empty() || self.obey() {
             if let Some(limit) = &mut self.limit {
                 let earned = limit.earned(Instant::now());
                 self.partition.allow(Some(earned), limit.burst());
@@ -369,8 +369,10 @@ impl Worker {
                     0
                 }
             };
-            self.hand_over();
-            self.tell();
+            if self.partition.has_news() {
+                self.hand_over();
+                self.tell();
+            }
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(TURNS) {
                 self.hear(Some(Duration::ZERO));

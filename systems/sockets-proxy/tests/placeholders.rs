@@ -1,14 +1,15 @@
 //! What a partition's thread hears of placeholders is of the connection that has its place now, also where the keeper
 //! has the placeholder's end of the one before; and a program that waits for room is told of it, also where its wish
-//! met a proxy that was just emptying the placeholder.
+//! met a proxy that was just emptying the placeholder. A placeholder is not readable with nothing behind it.
 
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_ntb::window::Mapped;
@@ -17,8 +18,9 @@ use beeline_os::Mapping;
 use beeline_os::poller::Waker;
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
-use beeline_sockets::packets::channel::Channel;
+use beeline_sockets::packets::channel::{ARMED, Channel, Direction, RINGING, UNARMED};
 use beeline_sockets::packets::connection::{FILLER_BYTES, PLACEHOLDER_BYTES};
+use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
@@ -131,8 +133,7 @@ impl World {
 fn untaken(fd: &OwnedFd) -> u64 {
     let mut count = 0_i32;
     // SAFETY: a place of ours for an int.
-    let outcome =
-        unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(fd), libc::TIOCOUTQ, &raw mut count) };
+    let outcome = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut count) };
     assert_eq!(outcome, 0);
     u64::try_from(count).unwrap()
 }
@@ -199,4 +200,44 @@ fn a_wish_for_room_whose_filler_was_taken_along_is_said_again() {
         (read > 0 && writable(&program)).then_some(())
     });
     assert!(program.send(b"more").is_ok());
+}
+
+/// A proxy's thread that waits for a processor in the middle of a ring has said that it rings, and has not done so.
+/// The reader that takes the packets meanwhile takes that ring, too: a set would tell of what was read already.
+#[test]
+fn a_ring_whose_thread_waits_for_a_processor_is_taken_with_the_packets_it_tells_of() {
+    let world = World::new();
+    let (program, _) = world.program(Key { own: 4000, peer: 80 });
+    let channel = Channel::take(program.memory.try_clone().unwrap()).unwrap();
+    program.connection.watch(program.fd.as_raw_fd());
+    let (packets, armed) = (channel.packets(Direction::ToProgram), &channel.program().reader_armed);
+    let mut numbers = [0; 1];
+    assert_eq!(packets.take(&mut numbers), Ok(1));
+    let length = u16::try_from(HEADER_BYTES + 1).unwrap();
+    let kind = PacketKind::Data;
+    let header = Header { source: 80, destination: 4000, length, sync: false, kind };
+    channel.header(Direction::ToProgram, numbers[0]).store(header.encode(), Ordering::Relaxed);
+    packets.publish(&numbers).unwrap();
+    let step =
+        |from, to| armed.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    assert!(step(ARMED, RINGING));
+    let is_back = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let read = program.receive(100);
+            is_back.store(true, Ordering::SeqCst);
+            read
+        });
+        eventually("the packet is read", || packets.filled().is_empty().then_some(()));
+        // Longer than a reader looks that does not give up its processor.
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!is_back.load(Ordering::SeqCst), "the reader does not wait for the ring");
+        rustix::net::send(&program.socket, &[1], rustix::net::SendFlags::empty()).unwrap();
+        channel.proxy().bells.fetch_add(1, Ordering::SeqCst);
+        assert!(step(RINGING, UNARMED));
+        assert_eq!(reader.join().unwrap().map(|bytes| bytes.len()), Ok(1));
+    });
+    let mut fds = [PollFd::new(&program.fd, PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut fds, Some(&Timespec::default())), Ok(0));
+    assert_eq!(program.receive(100), Err(Errno(libc::EAGAIN)));
 }

@@ -64,6 +64,35 @@ fn a_conversation_through_the_window_is_the_kernels_to_the_letter() {
     note(&format!("{} lines of one conversation, twelve ways", told[0].lines().count()));
 }
 
+#[test]
+fn a_connection_within_a_host_posts_no_byte_to_the_window() {
+    if need("a_connection_within_a_host", "python3").is_none() {
+        return;
+    }
+    let hosts = Hosts::both_up();
+    let posted = || {
+        let rows = ["other: bytes posted to the window", "other: posts to the window"];
+        rows.map(|row| hosts.value(0, row).expect("a row of the status"))
+    };
+    let (own, port) = (hosts.addresses[0], free_port());
+    let before = posted();
+    let command = |mode: &str, more: &[&str]| {
+        let words = script(mode, own, port, more);
+        hosts.monitors[0].command(true, &words.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let server = Background::start(&mut command("serve", &["3"]));
+    listens(server.process(), port);
+    let output = bounded(&mut command("talk", &[]), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(posted(), before);
+    assert_eq!(hosts.sum(0, "packets sent"), 0);
+    // The same between the hosts does post.
+    let port = free_port();
+    let _server = serve(&hosts, true, port, "3");
+    talk(&hosts, true, port);
+    assert_ne!(posted(), before);
+}
+
 /// Accepts two connections once the file is there, and says what each was.
 const LATE: &str = "import os, socket, sys, time
 l = socket.socket()

@@ -107,6 +107,13 @@ impl Partition {
 
     // ---- moving ----
 
+    /// There are [`Partition::notices`] or [`Partition::departures`].
+    #[must_use]
+    #[inline]
+    pub fn has_news(&self) -> bool {
+        !self.notices.is_empty() || !self.departures.is_empty()
+    }
+
     /// Connections that leave for other partitions: to be handed over before the next turn, which tells the
     /// other end, whose packets then come to the other partition.
     pub fn departures(&mut self) -> Vec<Departure> {
@@ -151,9 +158,14 @@ impl Partition {
                 count += 1;
             }
         }
+        if !std::mem::take(&mut self.moves) {
+            self.data_out.publish();
+            return Ok(count);
+        }
         for place in 0..self.connections.len() {
             let Some(connection) = self.connections[place].as_mut() else { continue };
             let (key, moving) = (connection.key, connection.moving);
+            self.moves |= moving != Moving::Not;
             let to = match moving {
                 // The other end may be gone once it has this end's last packet, and would answer no move.
                 Moving::Leaving(_) if connection.ends.finish_sent => {

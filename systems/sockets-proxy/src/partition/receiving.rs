@@ -153,10 +153,10 @@ impl Half {
         let made_room = self.data_in.tell();
         for place in 0..self.connections.len() {
             let Some(incoming) = self.connections[place].as_mut() else { continue };
-            if !incoming.tells {
+            if !incoming.looks_for_credit() {
                 continue;
             }
-            let consumed = incoming.channel.packets(Direction::ToProgram).filled().taken();
+            let consumed = incoming.channel.taken(Direction::ToProgram);
             match incoming.receipts.is_due(consumed, incoming.is_eager) {
                 Ok(true) => {}
                 Ok(false) if incoming.retell => {}
@@ -190,9 +190,12 @@ impl Half {
     /// True when a turn would find something.
     pub(super) fn has_work(&self) -> bool {
         let due = |incoming: &Incoming| {
-            let consumed = incoming.channel.packets(Direction::ToProgram).filled().taken();
+            if !incoming.looks_for_credit() {
+                return false;
+            }
+            let consumed = incoming.channel.taken(Direction::ToProgram);
             let due = || incoming.receipts.is_due(consumed, incoming.is_eager) != Ok(false);
-            incoming.tells && (incoming.retell || due())
+            incoming.retell || due()
         };
         !self.data_in.is_empty()
             || !self.broken.is_empty()

@@ -8,7 +8,8 @@
 //!  256  program's, receiving: holder 4, shut 4, offset 8, rings taken 4
 //!  320  proxy's words: ended 4, reset 4, credited 4, rings 4
 //!  384  eight positions, one a line: to the proxy: filled tail (program's), filled head (proxy's),
-//!       free tail (proxy's), free head (program's); to the program the mirror image
+//!       free tail (proxy's), free head (program's); to the program the mirror image; beside a filled tail the first
+//!       56 bytes of the block that was put last, where they are all of its packet (`beeline_ring::packets::beside`)
 //! 4096  four arrays of block numbers in the same order of queues
 //!       blocks to the proxy, then blocks to the program, from the next multiple of 4096
 //! ```
@@ -23,13 +24,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use beeline_os::Mapping;
 use beeline_os::mapping::Protection;
+use beeline_ring::packets::beside::{TailLine, WORDS};
 use beeline_ring::packets::{Corrupt, IndexQueue, Packets};
 
-use super::header::HEADER_BYTES;
+use super::header::{HEADER_BYTES, Header, PacketKind};
 use super::protocol::{address_of, address_words};
 
 /// "BLNTCH", a zero and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTCH\0\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"BLNTCH\0\x03");
 
 const BLOCK_BYTES_AT: usize = 8;
 const BLOCKS_AT: usize = 12;
@@ -84,6 +86,17 @@ pub enum Direction {
     ToProxy,
     /// From the proxy to the program.
     ToProgram,
+}
+
+impl Direction {
+    /// Which of the channel's queues has the filled blocks; the next one has the free ones.
+    #[inline]
+    fn filled(self) -> usize {
+        match self {
+            Self::ToProxy => 0,
+            Self::ToProgram => 2,
+        }
+    }
 }
 
 /// Why memory is no channel.
@@ -252,12 +265,14 @@ impl Channel {
         unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
     }
 
-    /// The words at `offset`: structures of atomics, whose every bit pattern is valid.
+    /// The words at `AT`: structures of atomics, whose every bit pattern is valid.
     #[inline]
-    fn words<T>(&self, offset: usize) -> &T {
-        let place = self.at(offset, size_of::<T>());
-        assert!(offset.is_multiple_of(align_of::<T>()), "words are aligned");
-        // SAFETY: within the mapping and aligned, as just checked; callers name structures of
+    fn words<T, const AT: usize>(&self) -> &T {
+        const { assert!(AT + size_of::<T>() <= ENTRIES_AT, "words end before the entries") };
+        const { assert!(AT.is_multiple_of(align_of::<T>()), "words are aligned") };
+        // SAFETY: every shape goes on behind the entries' beginning (the invariant).
+        let place = unsafe { self.mapping.base().add(AT) };
+        // SAFETY: within the mapping and aligned, as just asserted; callers name structures of
         // atomics, which may be shared with another process.
         unsafe { place.cast().as_ref() }
     }
@@ -266,28 +281,28 @@ impl Channel {
     #[must_use]
     #[inline]
     pub fn program(&self) -> &ProgramWords {
-        self.words(PROGRAM_AT)
+        self.words::<_, PROGRAM_AT>()
     }
 
     /// The program's, for sending.
     #[must_use]
     #[inline]
     pub fn sending(&self) -> &SendingWords {
-        self.words(SENDING_AT)
+        self.words::<_, SENDING_AT>()
     }
 
     /// The program's, for receiving.
     #[must_use]
     #[inline]
     pub fn receiving(&self) -> &ReceivingWords {
-        self.words(RECEIVING_AT)
+        self.words::<_, RECEIVING_AT>()
     }
 
     /// The proxy's words.
     #[must_use]
     #[inline]
     pub fn proxy(&self) -> &ProxyWords {
-        self.words(PROXY_AT)
+        self.words::<_, PROXY_AT>()
     }
 
     /// Which partition carries it.
@@ -317,38 +332,100 @@ impl Channel {
         unsafe { self.mapping.base().add(offset) }
     }
 
+    /// The line of a queue's tail.
+    #[inline]
+    fn tail_line(&self, index: usize) -> &TailLine {
+        const { assert!(POSITIONS_AT + 4 * 128 <= ENTRIES_AT, "positions end before the entries") };
+        const { assert!(POSITIONS_AT.is_multiple_of(align_of::<TailLine>()), "lines are aligned") };
+        assert!(index < 4, "a queue of the channel");
+        // SAFETY: a multiple of 64 and, as just asserted, before the entries.
+        let line = unsafe { self.queue_word(POSITIONS_AT + index * 128) };
+        // SAFETY: aligned to 64, mapped while `self` lives; a structure of atomics.
+        unsafe { line.cast().as_ref() }
+    }
+
+    /// A queue's head.
+    #[inline]
+    fn head(&self, index: usize) -> &AtomicU32 {
+        assert!(index < 4, "a queue of the channel");
+        // SAFETY: as in `tail_line`, whose line ends here.
+        let head = unsafe { self.queue_word(POSITIONS_AT + index * 128 + 64) };
+        // SAFETY: aligned to 64, mapped while `self` lives; atomics only.
+        unsafe { AtomicU32::from_ptr(head.as_ptr().cast()) }
+    }
+
     /// Several times for each packet: the invariant stands for the checks that `at` makes.
     #[inline]
     fn queue(&self, index: usize) -> IndexQueue<'_> {
-        const { assert!(POSITIONS_AT + 4 * 128 <= ENTRIES_AT, "positions end before the entries") };
-        assert!(index < 4, "a queue of the channel");
-        let positions = POSITIONS_AT + index * 128;
-        // SAFETY: a multiple of 64 and, as just asserted, before the entries.
-        let tail = unsafe { self.queue_word(positions) };
-        // SAFETY: as above.
-        let head = unsafe { self.queue_word(positions + 64) };
+        let line = self.tail_line(index);
         // SAFETY: four arrays of `blocks` words lie before `blocks_at`.
         let entries = unsafe { self.queue_word(ENTRIES_AT + index * 4 * self.shape.blocks) };
-        // SAFETY: aligned to 64, mapped while `self` lives; atomics only.
-        let tail = unsafe { AtomicU32::from_ptr(tail.as_ptr().cast()) };
-        // SAFETY: as above.
-        let head = unsafe { AtomicU32::from_ptr(head.as_ptr().cast()) };
         // SAFETY: `blocks` atomics within the mapping, aligned to 4, mapped while `self` lives.
         let entries =
             unsafe { std::slice::from_raw_parts(entries.cast().as_ptr(), self.shape.blocks) };
-        IndexQueue::new(tail, head, entries)
+        IndexQueue::new(line.tail(), self.head(index), entries)
     }
 
     /// Queues of one direction.
     #[must_use]
     #[inline]
     pub fn packets(&self, direction: Direction) -> Packets<'_> {
-        let first = match direction {
-            Direction::ToProxy => 0,
-            Direction::ToProgram => 2,
-        };
+        let first = direction.filled();
         let blocks = u32::try_from(self.shape.blocks).unwrap_or(u32::MAX);
-        Packets::new(self.queue(first), self.queue(first + 1), blocks)
+        Packets::new(self.queue(first), self.queue(first + 1), blocks).beside(self.tail_line(first))
+    }
+
+    /// How many packets were put into the queue of filled blocks, counted round: one load, for callers that look often.
+    #[must_use]
+    #[inline]
+    pub fn put(&self, direction: Direction) -> u32 {
+        // Acquire with the Release of `IndexQueue::push`.
+        self.tail_line(direction.filled()).tail().load(Ordering::Acquire)
+    }
+
+    /// How many packets were taken out of the queue of filled blocks, counted round.
+    #[must_use]
+    #[inline]
+    pub fn taken(&self, direction: Direction) -> u32 {
+        self.head(direction.filled()).load(Ordering::Acquire)
+    }
+
+    /// Publishes blocks that were filled, a single small packet with a copy beside the tail.
+    ///
+    /// Errors: [`Corrupt`]: more blocks are about than there are.
+    #[inline]
+    pub fn publish(&self, direction: Direction, numbers: &[u32]) -> Result<(), Corrupt> {
+        let packets = self.packets(direction);
+        if let &[number] = numbers {
+            let word = self.header(direction, number).load(Ordering::Relaxed);
+            if Header::length_in(word) <= WORDS * 8 {
+                return packets.publish_beside(number, &self.first_words(direction, number));
+            }
+        }
+        packets.publish(numbers)
+    }
+
+    /// What a block begins with.
+    #[inline]
+    fn first_words(&self, direction: Direction, number: u32) -> [u64; WORDS] {
+        const { assert!(WORDS * 8 <= *BLOCK_BYTES.start(), "the least block has as many") };
+        let block = self.block(direction, number).cast::<u64>();
+        std::array::from_fn(|index| {
+            // SAFETY: a block has as many words, as just asserted.
+            let word = unsafe { block.add(index) };
+            // SAFETY: aligned, since a block is; atomics only.
+            unsafe { AtomicU64::from_ptr(word.as_ptr()) }.load(Ordering::Relaxed)
+        })
+    }
+
+    /// The packet with data at a position of the queue, counted round, as its sender copied it beside the tail: header,
+    /// and the words behind it. `None`: it is in its block.
+    #[must_use]
+    #[inline]
+    pub fn copied(&self, direction: Direction, position: u32) -> Option<(Header, [u64; WORDS])> {
+        let words = self.packets(direction).copy_at(position)?;
+        let header = Header::decode(words[0], WORDS * 8).ok()??;
+        (header.kind == PacketKind::Data).then_some((header, words))
     }
 
     /// The block with this number, which the queues have checked: as many bytes as a block has.

@@ -21,13 +21,14 @@
 //! - a half is worked on by one thread at a time, over all processes ([`crate::holder`]).
 
 use std::os::fd::RawFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use beeline_ring::packets::Corrupt;
 
-use super::channel::{ARMED, Channel, Direction, RINGING};
+use super::channel::{Channel, Direction};
 use super::header::{HEADER_BYTES, Header, PacketKind};
 use super::options::Options;
 use super::page::Page;
@@ -46,14 +47,10 @@ pub const FILLER_BYTES: usize = 12 << 10;
 /// Room of a placeholder's queue towards the proxy, as given to the kernel, which doubles it.
 pub const PLACEHOLDER_BYTES: i32 = 20 << 10;
 
-/// Looks at a ring on its way, and how many of them without giving up the processor.
-const RING_LOOKS: u32 = 400;
-const RING_SPINS: u32 = 200;
-
 /// Least and most own time that a call looks before it sleeps.
 const LOOKS: [Duration; 2] = [Duration::from_micros(4), Duration::from_micros(60)];
 
-const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+pub(super) const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 const BLOCKS: u8 = 1;
 const BLOCKS_NOT: u8 = 2;
 
@@ -65,7 +62,7 @@ pub struct Connection {
     page: Arc<Page>,
     /// Numbers in the table that lead here.
     pub references: AtomicU32,
-    sleepers: Sleepers,
+    pub(super) sleepers: Sleepers,
     /// Of calls that wait; a second thread in one waits with a fresh one.
     patience: std::sync::Mutex<Patience>,
     /// What the program set and the placeholder cannot keep.
@@ -194,8 +191,10 @@ impl Connection {
         self.sleepers.stamp()
     }
 
-    fn has_packets(&self) -> bool {
-        !self.channel.packets(Direction::ToProgram).filled().is_empty()
+    pub(super) fn has_packets(&self) -> bool {
+        // Nonsense counts as something, to be found out.
+        let taken = self.channel.taken(Direction::ToProgram);
+        self.channel.put(Direction::ToProgram) != taken
     }
 
     fn is_over(&self) -> bool {
@@ -231,59 +230,17 @@ impl Connection {
     }
 
     /// Wakes the proxy's thread, which looks at this connection.
-    fn poke(&self, fd: RawFd) {
+    pub(super) fn poke(&self, fd: RawFd) {
         let _ = kernel::send(fd, &[1], QUIET);
     }
 
     /// After something was published for the proxy: wakes it if it sleeps.
-    fn published(&self, fd: RawFd) {
+    pub(super) fn published(&self, fd: RawFd) {
         // Against the fence between the proxy's saying that it sleeps and its last look.
         fence(Ordering::SeqCst);
         let thread = self.channel.partition().load(Ordering::Relaxed) as usize;
         if self.page.asleep(thread).load(Ordering::Relaxed) != 0 {
             self.poke(fd);
-        }
-    }
-
-    /// Takes rings that were heard, and has the next packet ring.
-    fn settle(&self, fd: RawFd) {
-        let (program, receiving) = (self.channel.program(), self.channel.receiving());
-        // Against the fence between the proxy's word that it rings and its look at the queue.
-        fence(Ordering::SeqCst);
-        // A ring on its way would tell of what was read already. A proxy that is stopped meanwhile is not
-        // waited for: the placeholder is readable once too often then.
-        let mut looks = 0;
-        while program.reader_armed.load(Ordering::SeqCst) == RINGING && looks < RING_LOOKS {
-            looks += 1;
-            if looks > RING_SPINS {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
-        }
-        let taken = receiving.bells.load(Ordering::Relaxed);
-        if self.channel.proxy().bells.load(Ordering::Acquire) != taken {
-            let count = kernel::receive(fd, &mut [0; 64], libc::MSG_DONTWAIT).unwrap_or(0);
-            let count = u32::try_from(count).unwrap_or(0);
-            receiving.bells.store(taken.wrapping_add(count), Ordering::Relaxed);
-        }
-        if program.reader_armed.load(Ordering::Relaxed) != ARMED {
-            program.reader_armed.store(ARMED, Ordering::SeqCst);
-        }
-        // Against the fence between the proxy's packets and its look at the arm.
-        fence(Ordering::SeqCst);
-        if self.has_packets() && program.reader_armed.load(Ordering::SeqCst) == ARMED {
-            // It may have looked before: asked again, it rings.
-            self.poke(fd);
-        }
-    }
-
-    /// From now on the kernel's view of the placeholder counts.
-    pub fn watch(&self, fd: RawFd) {
-        let watched = &self.channel.program().watched;
-        if watched.load(Ordering::Relaxed) == 0 {
-            watched.store(1, Ordering::SeqCst);
-            self.settle(fd);
         }
     }
 
@@ -370,9 +327,19 @@ impl Connection {
             if found == 0 {
                 break;
             }
-            let mut done = 0;
+            let position = channel.taken(Direction::ToProgram);
+            // A small packet comes with the position that tells of it.
+            let copied =
+                if found == 1 { channel.copied(Direction::ToProgram, position) } else { None };
+            let (mut done, mut ranges) = (0, false);
             for &number in &numbers[..found] {
-                let (from, length) = self.piece(fd, number).map_err(|_| Corrupt)?;
+                let (from, length) = if let Some((header, words)) = &copied {
+                    (NonNull::from(&words[1..]).cast(), header.payload_bytes())
+                } else {
+                    let piece = self.piece(fd, number).map_err(|_| Corrupt)?;
+                    ranges |= piece.0 != channel.payload(Direction::ToProgram, number);
+                    piece
+                };
                 if offset >= length {
                     return Err(Corrupt);
                 }
@@ -399,6 +366,10 @@ impl Connection {
             }
             receiving.offset.store(offset as u64, Ordering::Relaxed);
             packets.release(&numbers[..done])?;
+            if ranges && done > 0 {
+                // Their writer waits for ranges rather than for blocks.
+                self.published(fd);
+            }
             if done < found {
                 break;
             }
@@ -436,9 +407,8 @@ impl Connection {
         if self.channel.program().watched.load(Ordering::Relaxed) != 0 && !self.has_packets() {
             self.settle(fd);
         }
-        let packets = self.channel.packets(Direction::ToProgram);
         let credited = self.channel.proxy().credited.load(Ordering::Relaxed);
-        let due = packets.filled().taken().wrapping_sub(credited) as usize;
+        let due = self.channel.taken(Direction::ToProgram).wrapping_sub(credited) as usize;
         if due >= self.channel.shape().blocks / 4 {
             self.published(fd);
         }
@@ -598,7 +568,7 @@ impl Connection {
                     .header(Direction::ToProxy, number)
                     .store(header.encode(), Ordering::Relaxed);
             }
-            packets.publish(&numbers[..taken])?;
+            channel.publish(Direction::ToProxy, &numbers[..taken])?;
         }
         tally(&self.copied[1], total - skip);
         Ok(total - skip)
@@ -702,9 +672,8 @@ impl Connection {
             return Err(error);
         }
         let held = hold_within(&self.channel.sending().holder, &self.sleepers, || None)?;
-        let packets = self.channel.packets(Direction::ToProxy);
-        let position = packets.filled().put();
-        let outcome = packets.publish(&[number]);
+        let position = self.channel.packets(Direction::ToProxy).filled().put();
+        let outcome = self.channel.publish(Direction::ToProxy, &[number]);
         drop(held);
         self.published(fd);
         outcome.map(|()| position).map_err(super::blocks::reset)

@@ -245,8 +245,14 @@ fn extent(fd: RawFd, question: Question) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::fd::AsRawFd as _;
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
+    use super::super::channel::{Channel, Shape};
+    use super::super::page::Page;
     use super::*;
 
     #[test]
@@ -257,6 +263,51 @@ mod tests {
         let open = rustix::fs::memfd_create("extent", flags).unwrap();
         rustix::fs::ftruncate(&open, 8192).unwrap();
         assert_eq!(sealed_length(&open), None);
+    }
+
+    /// The writer of a range waits for the range, however few packets were read: a proxy's thread that sleeps is woken
+    /// for each, also where the reader takes the bytes by `recv`.
+    #[test]
+    fn a_range_that_was_read_by_a_copy_wakes_the_proxy_as_one_that_was_read_where_it_lies() {
+        let at = "10.0.0.1:1".parse().unwrap();
+        let shape = Shape { block_bytes: 128, blocks: 16 };
+        let channel = Channel::create(shape, at, at).unwrap();
+        let page = Arc::new(Page::create().unwrap());
+        let [proxy, fd] = std::os::unix::net::UnixStream::pair().map(|(a, b)| [a, b]).unwrap();
+        proxy.set_nonblocking(true).unwrap();
+        let connection = Connection::new(channel, Arc::clone(&page));
+        let extent = Mapping::memfd("extent", 4096).unwrap();
+        connection.extents.arrivals.set(extent).unwrap();
+        let (to, fd) = (connection.channel.packets(Direction::ToProgram), fd.as_raw_fd());
+        let arrive = |offset: u64| {
+            let mut numbers = [0; 1];
+            assert_eq!(to.take(&mut numbers), Ok(1));
+            let payload = connection.channel.payload(Direction::ToProgram, numbers[0]);
+            // SAFETY: a block's payload has room for two words.
+            unsafe { payload.cast::<[u64; 2]>().as_ptr().write_unaligned([offset, 64]) };
+            let (length, kind) = (24, PacketKind::Extent);
+            let header = Header { source: 0, destination: 0, length, sync: false, kind };
+            let word = connection.channel.header(Direction::ToProgram, numbers[0]);
+            word.store(header.encode(), Ordering::Relaxed);
+            to.publish(&numbers).unwrap();
+        };
+        let mut bytes = [0_u8; 64];
+        let mut receive = |length: usize| {
+            let piece = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length }];
+            // SAFETY: our own bytes.
+            unsafe { connection.receive(fd, &piece, libc::MSG_DONTWAIT) }
+        };
+        let poked = || (&proxy).read(&mut [0; 8]).unwrap_or(0);
+        page.asleep(0).store(1, Ordering::Relaxed);
+        arrive(0);
+        assert_eq!(receive(40), Ok(40));
+        assert_eq!(poked(), 0, "its writer may not have the range yet");
+        assert_eq!(receive(64), Ok(24));
+        assert_eq!(poked(), 1);
+        page.asleep(0).store(0, Ordering::Relaxed);
+        arrive(64);
+        assert_eq!(receive(64), Ok(64));
+        assert_eq!(poked(), 0, "a thread that is awake looks by itself");
     }
 
     proptest! {

@@ -74,6 +74,13 @@ impl Header {
             | u64::from(control) << 48
     }
 
+    /// The length that stands in a word, with the header.
+    #[must_use]
+    #[inline]
+    pub fn length_in(word: u64) -> usize {
+        (word >> 32 & 0xffff) as usize
+    }
+
     /// From a word that another process wrote; `None`: nothing is there yet.
     ///
     /// Errors: [`BadHeader`].

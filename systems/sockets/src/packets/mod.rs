@@ -8,7 +8,8 @@
 //! - [`channel`]: memory of one connection; [`page`]: what every program sees of its proxy.
 //! - [`protocol`]: questions to the monitor; [`dial`]: connecting, listening, accepting.
 //! - [`extents`]: memory of the other host in a program's hands.
-//! - [`blocks`]: sending and receiving without a copy; [`connection`]: receiving and sending; [`options`]: socket options.
+//! - [`blocks`]: sending and receiving without a copy; [`connection`]: receiving and sending; `rings`: how a placeholder
+//!   comes to say that there is something to read; [`options`]: socket options.
 
 pub mod blocks;
 pub mod channel;
@@ -20,6 +21,7 @@ pub mod options;
 pub mod page;
 pub mod patience;
 pub mod protocol;
+mod rings;
 
 pub use connection::Connection;
 
