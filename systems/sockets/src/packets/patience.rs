@@ -4,12 +4,17 @@
 //! are. A party that spins on a processor which another one needs delays the very message it waits for,
 //! and one that sleeps costs its waker a system call and both a wake-up. So a party *yields*: it pauses
 //! first only where pauses helped lately, and what others ran meanwhile does not count as its own
-//! looking. It sleeps once it has looked in vain for its own time, or for the longest time in all.
+//! looking. Where a yield came back from another party that looks, on the same processor, it yields at once for a while:
+//! the news may come from a third processor to that party, and this one's pauses would be what it waits for. It sleeps once
+//! it has looked in vain for its own time, or for the longest time in all.
 
 use std::time::{Duration, Instant};
 
 /// A yield that took longer let another thread run.
 const SWITCHED: Duration = Duration::from_nanos(700);
+/// One that took longer than this let a thread run that does something else than look. A shorter one came back from a
+/// party that looks, too: it may be what this one's message waits for, and pauses would take the processor from it.
+const LOOKED: Duration = Duration::from_micros(50);
 /// Waits that yield at once after one that a yield ended.
 const REMEMBERED: u8 = 32;
 /// Looks with pauses, where no yield helped lately.
@@ -90,6 +95,9 @@ impl Patience {
         self.switched = took > SWITCHED;
         if self.switched {
             self.others += took;
+            if took < LOOKED {
+                self.yielding = REMEMBERED;
+            }
         }
     }
 
@@ -187,6 +195,27 @@ mod tests {
         }
         patience.found();
         assert_eq!(once(&mut patience), Next::Pause);
+    }
+
+    /// Two parties share a processor, and what each waits for comes from other processors while the other one pauses.
+    #[test]
+    fn a_party_beside_another_that_looks_yields_at_once_also_where_no_yield_brings_the_news() {
+        let mut patience = Patience::new(Duration::from_micros(30));
+        while patience.next(Instant::now) == Next::Pause {}
+        patience.yielded(Duration::from_micros(3));
+        // News comes during a yield in which no thread ran.
+        patience.next(Instant::now);
+        patience.yielded(Duration::ZERO);
+        patience.found();
+        assert_eq!(patience.next(Instant::now), Next::Yield);
+        // A thread that computes is none that looks.
+        let mut patience = Patience::new(Duration::from_micros(30));
+        while patience.next(Instant::now) == Next::Pause {}
+        patience.yielded(Duration::from_millis(3));
+        patience.next(Instant::now);
+        patience.yielded(Duration::ZERO);
+        patience.found();
+        assert_eq!(patience.next(Instant::now), Next::Pause);
     }
 
     #[test]
