@@ -24,6 +24,8 @@ struct Point<'r> {
 /// Reads a request; `None` where it is anything else, or broken. A node `by_itself` reads for every preference.
 fn read(bytes: &[u8], by_itself: bool) -> Option<Point<'_>> {
     let (mut collection, mut database, mut id) = (None, None, None);
+    // A cursor may stay open where a batch is bounded and the answer is not.
+    let (mut is_batched, mut is_bounded) = (false, false);
     for (at, element) in RawDocument::from_bytes(bytes).ok()?.iter_elements().enumerate() {
         let element = element.ok()?;
         let value = element.value().ok()?;
@@ -43,8 +45,20 @@ fn read(bytes: &[u8], by_itself: bool) -> Option<Point<'_>> {
                     _ => return None,
                 });
             }
-            ("limit" | "maxTimeMS", RawBsonRef::Int32(number)) if number >= 0 => {}
-            ("limit" | "maxTimeMS", RawBsonRef::Int64(number)) if number >= 0 => {}
+            ("limit", RawBsonRef::Int32(limit)) if limit >= 0 => is_bounded |= limit == 1,
+            ("limit", RawBsonRef::Int64(limit)) if limit >= 0 => is_bounded |= limit == 1,
+            ("batchSize", RawBsonRef::Int32(size)) if size > 0 => is_batched = true,
+            ("maxTimeMS", RawBsonRef::Int32(time)) if time >= 0 => {}
+            ("maxTimeMS", RawBsonRef::Int64(time)) if time >= 0 => {}
+            ("readConcern", RawBsonRef::Document(concern)) => {
+                for field in concern.iter_elements() {
+                    let field = field.ok()?;
+                    match (field.key().as_str(), field.value().ok()?) {
+                        ("level", RawBsonRef::String("local" | "available")) => {}
+                        _ => return None,
+                    }
+                }
+            }
             ("lsid", RawBsonRef::Document(session)) => match session.get("id").ok()?? {
                 RawBsonRef::Binary(id)
                     if id.subtype == BinarySubtype::Uuid && id.bytes.len() == 16 => {}
@@ -52,10 +66,13 @@ fn read(bytes: &[u8], by_itself: bool) -> Option<Point<'_>> {
             },
             ("$clusterTime", RawBsonRef::Document(_)) => {}
             ("$readPreference", RawBsonRef::Document(_)) if by_itself => {}
-            ("singleBatch", RawBsonRef::Boolean(_)) => {}
+            ("singleBatch", RawBsonRef::Boolean(single)) => is_bounded |= single,
             ("$db", RawBsonRef::String(name)) => database = Some(name),
             _ => return None,
         }
+    }
+    if is_batched && !is_bounded {
+        return None;
     }
     let collection = collection.filter(|name| !name.is_empty() && !name.contains('\0'))?;
     Some(Point { collection, database: database?, id: id? })
@@ -166,6 +183,18 @@ mod tests {
             (by_one("maxTimeMS", 5000.into()), true),
             (by_one("$clusterTime", doc! {}.into()), true),
             (by_one("$readPreference", doc! { "mode": "secondary" }.into()), true),
+            (by_one("readConcern", doc! {}.into()), true),
+            (by_one("readConcern", doc! { "level": "local" }.into()), true),
+            (
+                doc! { "find": "c", "filter": { "_id": 1 }, "limit": 1, "batchSize": 1, "$db": "d" },
+                true,
+            ),
+            (
+                doc! { "find": "c", "filter": { "_id": 1 }, "batchSize": 1, "singleBatch": true, "$db": "d" },
+                true,
+            ),
+            (by_one("batchSize", 1.into()), false),
+            (by_one("readConcern", doc! { "level": "local", "afterClusterTime": 1 }.into()), false),
             (by_one("lsid", uuid(15).into()), false),
             (by_one("lsid", doc! { "id": 1 }.into()), false),
             (by_one("lsid", doc! {}.into()), false),
@@ -209,7 +238,7 @@ mod tests {
                 ));
             }
         }
-        assert_eq!(answered, 10);
+        assert_eq!(answered, 14);
     }
 
     #[test]
