@@ -65,6 +65,15 @@ pub struct SlotMessage {
     pub body: [u64; BODY_WORDS],
 }
 
+/// The head of a message, without its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotHead {
+    /// As in [`SlotMessage`].
+    pub tag: u32,
+    /// As in [`SlotMessage`].
+    pub behind: u32,
+}
+
 /// The other side claims an index it cannot have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the peer claims to have consumed {claimed} of {produced} messages, after {seen}")]
@@ -268,15 +277,29 @@ impl SlotConsumer {
         (found == sequence(self.next)).then_some(beside)
     }
 
+    /// The head of the waiting message, if there is one. Its body is taken by
+    /// [`SlotConsumer::word`], each word once: what the producer scrawls over later is not seen.
+    #[inline(always)]
+    #[must_use]
+    pub fn head(&self) -> Option<SlotHead> {
+        let beside = self.header()?;
+        Some(SlotHead { tag: beside & ((1 << TAG_BITS) - 1), behind: beside >> TAG_BITS })
+    }
+
+    /// A word of the waiting message's body, below [`BODY_WORDS`]. Meaningful once
+    /// [`SlotConsumer::head`] found the message.
+    #[inline(always)]
+    #[must_use]
+    pub fn word(&self, at: usize) -> u64 {
+        self.array.slot(self.next).body[at].load(Ordering::Relaxed)
+    }
+
     /// Copies the waiting message, if there is one, and leaves it.
     #[inline(always)]
     #[must_use]
     pub fn peek(&self) -> Option<SlotMessage> {
-        let beside = self.header()?;
-        let (tag, behind) = (beside & ((1 << TAG_BITS) - 1), beside >> TAG_BITS);
-        let slot = self.array.slot(self.next);
-        let body = std::array::from_fn(|word| slot.body[word].load(Ordering::Relaxed));
-        Some(SlotMessage { tag, behind, body })
+        let SlotHead { tag, behind } = self.head()?;
+        Some(SlotMessage { tag, behind, body: std::array::from_fn(|at| self.word(at)) })
     }
 
     /// Address of the slot `ahead` messages after the waiting one, to prefetch it.

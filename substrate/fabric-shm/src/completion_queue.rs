@@ -37,6 +37,8 @@ const POLLS_PER_LOOK: u32 = 128;
 /// Waiting requests look at the clock once per this many polls.
 const POLLS_PER_CLOCK: u32 = 64;
 
+const _: () = assert!(POLLS_PER_LOOK.is_multiple_of(POLLS_PER_CLOCK), "looks are rare polls too");
+
 const SIGNAL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
@@ -71,6 +73,9 @@ pub(crate) struct Queue {
     armed: Cell<bool>,
     clock_due: Cell<bool>,
     overrun: Cell<bool>,
+    /// Something waits for the next poll that most polls need not ask after: an overrun, queue
+    /// pairs to heat, a clock that is due.
+    rare: Cell<bool>,
     generation: Cell<u32>,
 }
 
@@ -107,6 +112,7 @@ impl Queue {
             armed: Cell::new(false),
             clock_due: Cell::new(false),
             overrun: Cell::new(false),
+            rare: Cell::new(false),
             generation: Cell::new(0),
         })
     }
@@ -161,6 +167,7 @@ impl Queue {
         }
         let Ok(mut hot) = self.hot.try_borrow_mut() else {
             self.late.borrow_mut().push(member);
+            self.rare.set(true);
             return;
         };
         hot.push(member);
@@ -206,6 +213,7 @@ impl Queue {
 
     #[cold]
     fn overrun(&self) {
+        self.rare.set(true);
         if !self.overrun.replace(true) {
             for core in self.members.borrow().iter().flatten() {
                 core.break_if_idle();
@@ -232,13 +240,16 @@ impl Queue {
     #[inline(always)]
     fn drain(&self, out: &mut [WorkCompletion]) -> usize {
         let mut entries = self.entries.borrow_mut();
-        let count = out.len().min(entries.len());
-        if count == 0 {
+        if entries.is_empty() {
             return 0;
         }
         let members = self.members.borrow();
-        for (place, entry) in out.iter_mut().zip(entries.drain(..count)) {
-            *place = entry.completion;
+        let mut count = 0;
+        while count < out.len()
+            && let Some(entry) = entries.pop_front()
+        {
+            out[count] = entry.completion;
+            count += 1;
             if let Some(Some(core)) = members.get(entry.member as usize) {
                 core.outstanding.set(core.outstanding.get().saturating_sub(1));
             }
@@ -259,22 +270,14 @@ impl Queue {
         self.news.replace(news);
     }
 
+    #[inline(always)]
     fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, FabricError> {
-        if self.overrun.get() {
-            return Err(self.break_all());
-        }
-        if self.signal.has_news() {
-            self.attend();
-        }
-        if !self.late.borrow().is_empty() {
-            self.heat_late();
-        }
         let polls = self.polls.get().wrapping_add(1);
         self.polls.set(polls);
-        if self.cold.get() > 0 && polls.is_multiple_of(POLLS_PER_LOOK) && !self.armed.get() {
-            self.hear_doorbells();
+        let mut check_clock = false;
+        if self.rare.get() || self.signal.has_news() || polls.is_multiple_of(POLLS_PER_CLOCK) {
+            check_clock = self.attend_rarely(polls)?;
         }
-        let check_clock = polls.is_multiple_of(POLLS_PER_CLOCK) || self.clock_due.replace(false);
         let mut count = self.drain(out);
         if count < out.len() {
             count += self.look_at_hot(&mut out[count..], check_clock);
@@ -290,6 +293,26 @@ impl Queue {
             self.signal_if_armed();
         }
         Ok(count)
+    }
+
+    /// What few polls have to do before they look; returns whether waiting requests look at the
+    /// clock.
+    #[cold]
+    fn attend_rarely(&self, polls: u32) -> Result<bool, FabricError> {
+        if self.overrun.get() {
+            return Err(self.break_all());
+        }
+        self.rare.set(false);
+        if self.signal.has_news() {
+            self.attend();
+        }
+        if !self.late.borrow().is_empty() {
+            self.heat_late();
+        }
+        if self.cold.get() > 0 && polls.is_multiple_of(POLLS_PER_LOOK) && !self.armed.get() {
+            self.hear_doorbells();
+        }
+        Ok(polls.is_multiple_of(POLLS_PER_CLOCK) || self.clock_due.replace(false))
     }
 
     #[inline(always)]
@@ -403,6 +426,7 @@ impl Queue {
                     TIMER => {
                         let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
                         self.clock_due.set(true);
+                        self.rare.set(true);
                     }
                     token => self.hear(u32::try_from(token).unwrap_or(u32::MAX)),
                 }
@@ -489,8 +513,14 @@ impl Queue {
         }
     }
 
+    /// [`Queue::poll`], for those that do not mind a call.
+    #[inline(never)]
+    fn look(&self, out: &mut [WorkCompletion]) -> Result<usize, FabricError> {
+        self.poll(out)
+    }
+
     fn wait(&self, out: &mut [WorkCompletion], timeout: Duration) -> Result<usize, FabricError> {
-        let count = self.poll(out)?;
+        let count = self.look(out)?;
         if count > 0 || timeout == Duration::ZERO {
             return Ok(count);
         }
@@ -499,7 +529,7 @@ impl Queue {
         let spin_end = deadline.min(start + self.spin);
         let mut looks = 0_u32;
         while !looks.is_multiple_of(32) || Instant::now() < spin_end {
-            let count = self.poll(out)?;
+            let count = self.look(out)?;
             if count > 0 {
                 return Ok(count);
             }
@@ -513,14 +543,14 @@ impl Queue {
         }
         loop {
             self.arm()?;
-            let count = self.poll(out)?;
+            let count = self.look(out)?;
             if count > 0 {
                 self.disarm();
                 return Ok(count);
             }
             self.sleep(deadline)?;
             self.acknowledge();
-            let count = self.poll(out)?;
+            let count = self.look(out)?;
             if count > 0 || Instant::now() >= deadline {
                 return Ok(count);
             }

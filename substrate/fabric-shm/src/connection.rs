@@ -4,13 +4,14 @@
 //! it, and refused when an honest peer could not have published it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_os::doorbell::Doorbell;
 use beeline_os::{barrier, prefetch};
-use beeline_ring::slots::{SlotConsumer, SlotMessage, SlotProducer};
+use beeline_ring::slots::{SlotConsumer, SlotProducer};
 
 use crate::object::{ConnectionObject, EndView};
-use crate::request::Local;
+use crate::request::{Local, copy};
 use crate::{INLINE_MESSAGE_BYTES, MAX_SEND_BYTES};
 
 /// Why a message cannot go out now.
@@ -38,8 +39,8 @@ pub(crate) enum Inbound {
 /// Where a send's bytes are.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Carried {
-    /// In the slot, already copied.
-    Inline([u64; INLINE_WORDS]),
+    /// In the slot, from this word of its body on: see [`Connection::copy_inline`].
+    Inline { first: usize },
     /// In the payload area, at this address, checked to lie inside.
     Payload(*const u8),
 }
@@ -266,6 +267,28 @@ impl Connection {
         Ok(true)
     }
 
+    /// Sends a message that fits into its slot; false when it does not, or is longer than the
+    /// peer's receive: nothing was sent. [`Connection::check_message`] succeeded.
+    ///
+    /// # Safety
+    ///
+    /// `source` is valid for reads of `length` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn push_short(&mut self, source: *const u8, length: usize) -> bool {
+        let room = self.peer.receive_length(self.receives_used);
+        if length > INLINE_WORDS * 8 || room.is_some_and(|room| length > room as usize) {
+            return false;
+        }
+        let mut body = [0_u64; INLINE_WORDS];
+        // SAFETY: the words hold as many bytes (just compared); the caller vouches for the source,
+        // which overlaps no local array.
+        unsafe { std::ptr::copy_nonoverlapping(source, (&raw mut body).cast::<u8>(), length) };
+        #[expect(clippy::cast_possible_truncation, reason = "at most seven words")]
+        let tag = KIND_SEND | (length as u32) << 8;
+        self.push(tag, &body[..length.div_ceil(8)]);
+        true
+    }
+
     #[inline(always)]
     fn push(&mut self, tag: u32, body: &[u64]) {
         self.payload.remember(self.producer.next_index());
@@ -315,26 +338,42 @@ impl Connection {
         self.producer.publish();
         barrier::light(self.asymmetric);
         let armed = self.peer.message_arm();
-        if armed != 0 && armed != self.rung_messages {
-            self.rung_messages = armed;
-            self.doorbell.ring();
+        if armed != 0 {
+            self.ring_for_messages(armed);
         }
     }
 
     /// Publishes how many receives were ever posted, and what was consumed.
+    #[inline(always)]
     pub(crate) fn publish_posted(&mut self, posted: u64) {
         self.own.publish_posted(posted);
         self.publish_consumed();
     }
 
+    #[inline(always)]
     pub(crate) fn publish_consumed(&mut self) {
         self.published = self.consumer.next_index();
         self.payload_since = 0;
         self.own.publish_consumed(self.published);
         barrier::light(self.asymmetric);
         let armed = self.peer.credit_arm();
-        if armed != 0 && armed != self.rung_credit {
+        if armed != 0 {
+            self.ring_for_credit(armed);
+        }
+    }
+
+    #[cold]
+    fn ring_for_credit(&mut self, armed: u32) {
+        if armed != self.rung_credit {
             self.rung_credit = armed;
+            self.doorbell.ring();
+        }
+    }
+
+    #[cold]
+    fn ring_for_messages(&mut self, armed: u32) {
+        if armed != self.rung_messages {
+            self.rung_messages = armed;
             self.doorbell.ring();
         }
     }
@@ -362,41 +401,79 @@ impl Connection {
         self.found_last = count as u64;
     }
 
-    /// The waiting message: nothing, nonsense, or a checked copy; and how many the sender says it
-    /// published behind it at the same moment.
+    /// The waiting message: nothing, nonsense, or what it says, copied and checked; and how many the
+    /// sender says it published behind it at the same moment.
     #[inline(always)]
     pub(crate) fn peek(&self) -> Option<(Result<Inbound, Blocked>, u32)> {
-        let message = self.consumer.peek()?;
-        Some((self.decode(&message).ok_or(Blocked::Broken), message.behind))
+        let head = self.consumer.head()?;
+        Some((self.decode(head.tag).ok_or(Blocked::Broken), head.behind))
+    }
+
+    /// What the waiting message says where it is one of a write with immediate, as most are that
+    /// are looked for in a hurry: length and immediate, and the messages behind it.
+    #[inline(always)]
+    pub(crate) fn peek_written(&self) -> Option<(u64, u32, u32)> {
+        let head = self.consumer.head()?;
+        let written = head.tag & 0xFF == KIND_WRITTEN;
+        written.then(|| (self.consumer.word(0), low(self.consumer.word(1)), head.behind))
     }
 
     #[inline(always)]
-    fn decode(&self, message: &SlotMessage) -> Option<Inbound> {
-        let body = &message.body;
-        let carried = u64::from(message.tag >> 8);
-        match message.tag & 0xFF {
-            KIND_WRITTEN => Some(Inbound::Written { length: body[0], immediate: low(body[1]) }),
+    fn decode(&self, tag: u32) -> Option<Inbound> {
+        let word = |at| self.consumer.word(at);
+        let carried = u64::from(tag >> 8);
+        match tag & 0xFF {
+            KIND_WRITTEN => Some(Inbound::Written { length: word(0), immediate: low(word(1)) }),
             KIND_SEND if carried <= u64::from(INLINE_MESSAGE_BYTES) => {
-                let bytes = Carried::Inline(*body);
+                let bytes = Carried::Inline { first: 0 };
                 Some(Inbound::Send { length: carried, immediate: None, bytes })
             }
             KIND_SEND_IMMEDIATE if carried <= u64::from(INLINE_MESSAGE_BYTES) - 8 => {
-                let bytes =
-                    Carried::Inline(std::array::from_fn(|i| *body.get(i + 1).unwrap_or(&0)));
-                Some(Inbound::Send { length: carried, immediate: Some(low(body[0])), bytes })
+                let bytes = Carried::Inline { first: 1 };
+                Some(Inbound::Send { length: carried, immediate: Some(low(word(0))), bytes })
             }
             kind @ (KIND_LONG | KIND_LONG_IMMEDIATE) => {
-                let length = body[0];
+                let length = word(0);
                 if length > u64::from(MAX_SEND_BYTES) {
                     return None;
                 }
-                let bytes = Carried::Payload(self.own.payload(body[1], length)?.as_ptr());
-                let immediate = (kind == KIND_LONG_IMMEDIATE).then_some(low(body[2]));
+                let bytes = Carried::Payload(self.own.payload(word(1), length)?.as_ptr());
+                let immediate = (kind == KIND_LONG_IMMEDIATE).then_some(low(word(2)));
                 Some(Inbound::Send { length, immediate, bytes })
             }
             KIND_TOO_LONG => Some(Inbound::TooLong),
             _ => None,
         }
+    }
+
+    /// Copies what the waiting message carries in its slot.
+    ///
+    /// # Safety
+    ///
+    /// `target` is valid for writes of `length` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn copy_inline(&self, first: usize, target: *mut u8, length: usize) {
+        let (mut place, mut left, mut target) = (first, length, target);
+        if target.addr().is_multiple_of(8) {
+            while left >= 8 {
+                // SAFETY: eight writable bytes (caller), aligned (just checked).
+                let word = unsafe { AtomicU64::from_ptr(target.cast()) };
+                // Relaxed: what orders words is the caller's business.
+                word.store(self.consumer.word(place), Ordering::Relaxed);
+                (place, left, target) = (place + 1, left - 8, target.wrapping_add(8));
+            }
+        }
+        if left == 0 {
+            return;
+        }
+        // Each word is taken once: what the peer scrawls meanwhile is not seen twice.
+        let mut words = [0; INLINE_WORDS];
+        for (at, word) in words.iter_mut().take(left.div_ceil(8)).enumerate() {
+            *word = self.consumer.word(place + at);
+        }
+        // SAFETY: the words hold as many bytes (`decode` let no more pass); the caller vouches for
+        // the target, which overlaps no local array.
+        unsafe { copy(words.as_ptr().cast(), target, left) };
     }
 
     /// Goes past a message that took `payload_bytes` of the payload area; tells the peer every

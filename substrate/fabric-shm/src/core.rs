@@ -3,6 +3,7 @@
 
 mod incoming;
 mod outgoing;
+mod quick;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -302,6 +303,24 @@ impl Core {
     #[inline(always)]
     pub(crate) fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         let inner = &mut *self.inner.borrow_mut();
+        if let [request] = requests
+            && inner.state == QueuePairState::ReadyToSend
+            && !inner.peer_closed
+            && self.outstanding.get() < self.options.send_depth
+            && inner.ran_at_once(self, request)
+        {
+            return Ok(());
+        }
+        self.post_send_long(inner, requests)
+    }
+
+    /// Errors: as `QueuePair::post_send`.
+    #[inline(never)]
+    fn post_send_long(
+        &self,
+        inner: &mut Inner,
+        requests: &[WorkRequest<'_>],
+    ) -> Result<(), PostError> {
         if inner.state != QueuePairState::ReadyToSend || inner.peer_closed {
             let state = if inner.peer_closed { QueuePairState::Error } else { inner.state };
             return Err(PostError::NotReady(state));
@@ -343,6 +362,7 @@ impl Core {
     }
 
     /// Errors: as `QueuePair::post_receive`.
+    #[inline(always)]
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         if self.shared_receives.is_some() {
             return Err(PostError::TooLarge { what: "max_queue_depth (receive)", limit: 0 });
@@ -355,16 +375,17 @@ impl Core {
             return Err(PostError::QueueFull);
         }
         Receives::check(requests)?;
+        let Inner { connection, receives, posted, .. } = inner;
         for request in requests {
-            let length = inner.receives.post(request);
-            if let Some(connection) = &inner.connection {
+            let length = receives.post(request);
+            if let Some(connection) = connection {
                 let length = u32::try_from(length).unwrap_or(u32::MAX);
-                connection.own.publish_receive_length(inner.posted, length);
+                connection.own.publish_receive_length(*posted, length);
             }
-            inner.posted += 1;
+            *posted += 1;
         }
-        if let Some(connection) = &mut inner.connection {
-            connection.publish_posted(inner.posted);
+        if let Some(connection) = connection {
+            connection.publish_posted(*posted);
             if self.receive_queue.is_armed() && connection.has_message() {
                 self.receive_queue.signal_if_armed();
             }

@@ -118,7 +118,6 @@ impl KeyTable {
         place
     }
 
-    #[inline(always)]
     pub(crate) fn find(&self, key: u64) -> Option<&KeyState> {
         if self.places.is_empty() {
             return None;
@@ -126,28 +125,26 @@ impl KeyTable {
         self.places[self.place(key)].as_ref().map(|(_, state)| state)
     }
 
-    /// The place of `key`, if it is mapped; good until the table changes.
+    /// The region of `key`, if it is mapped.
+    #[expect(clippy::cast_possible_truncation, reason = "any bits of the key will do")]
     #[inline(always)]
-    pub(crate) fn find_open(&self, key: u64) -> Option<usize> {
-        if self.places.is_empty() {
-            return None;
-        }
-        let place = self.place(key);
-        matches!(self.places[place], Some((_, KeyState::Open(_)))).then_some(place)
-    }
-
-    /// The region at a place that [`KeyTable::find_open`] named.
-    #[inline(always)]
-    pub(crate) fn region(&self, place: usize) -> Option<&RemoteRegion> {
-        match self.places.get(place) {
-            Some(Some((_, KeyState::Open(region)))) => Some(region),
-            _ => None,
+    pub(crate) fn open(&self, key: u64) -> Option<&RemoteRegion> {
+        // Without places the mask names one that is not there.
+        let mask = self.places.len().wrapping_sub(1);
+        let mut place = key as usize & mask;
+        loop {
+            match self.places.get(place)? {
+                Some((found, KeyState::Open(region))) if *found == key => return Some(region),
+                Some((found, _)) if *found != key => place = (place + 1) & mask,
+                _ => return None,
+            }
         }
     }
 
     /// Forgets `key`, which is mapped: it is asked for again at its next use. Its place stays taken.
     pub(crate) fn close(&mut self, key: u64) {
-        if let Some(place) = self.find_open(key) {
+        if self.open(key).is_some() {
+            let place = self.place(key);
             self.places[place] = Some((key, KeyState::Closed));
         }
     }
@@ -193,7 +190,9 @@ mod tests {
             assert_eq!(matches!(found, KeyState::Pending), key % 2 == 0);
         }
         assert!(table.find(50 << 32).is_none());
+        assert!((0..=50).all(|key: u64| table.open(key << 32).is_none()), "none is mapped");
         table.clear();
         assert!(table.find(0).is_none());
+        assert!(table.open(u64::MAX).is_none());
     }
 }

@@ -102,6 +102,14 @@ impl Remote {
         connection.peer.epoch() == self.epoch
     }
 
+    /// After a copy: whether the backing it met is the one the key stands for.
+    #[inline(always)]
+    fn stands(&self, connection: &Connection, reached: &Reached) -> bool {
+        // Pairs with the heavy fences of `exposure::replace` and `Mapping::retire`.
+        barrier::light(connection.asymmetric);
+        self.is_current(connection) && reached.is_in_use()
+    }
+
     /// After a copy: a write that raced with a replacement of the backing is done again. The epoch
     /// tells of it while the owner lives; the mark in the backing itself also tells of an owner
     /// that ended, began anew, and moved away from us.
@@ -112,40 +120,46 @@ impl Remote {
         key: RemoteKey,
         reached: &Reached,
     ) -> Result<(), Hold> {
-        // Pairs with the heavy fences of `exposure::replace` and `Mapping::retire`.
-        barrier::light(connection.asymmetric);
-        if self.is_current(connection) && reached.is_in_use() {
+        if self.stands(connection, reached) {
             return Ok(());
         }
         self.keys.close(key.0);
         Err(Hold::Wait(Wait::Key))
     }
 
-    /// Checks key, rights and bounds.
+    /// The start of a range whose key is open, after checks of rights and bounds; `None` where the
+    /// key is not, or stands for something else by now.
     #[inline(always)]
-    fn resolve(
-        &mut self,
-        core: &Core,
+    fn reach(
+        &self,
         connection: &Connection,
         address: RemoteAddress,
         length: u64,
         needed: Access,
-    ) -> Result<&crate::keys::RemoteRegion, Hold> {
+    ) -> Option<Result<Reached, Status>> {
+        if !self.is_current(connection) {
+            return None;
+        }
+        let region = self.keys.open(address.key.0)?;
+        let inside = address.offset.checked_add(length).is_some_and(|end| end <= region.length);
+        if !inside || !region.access.intersects(needed) {
+            return Some(Err(Status::RemoteAccessError));
+        }
+        if needed == Access::REMOTE_WRITE {
+            region.before_write(address.offset, length);
+        }
+        // SAFETY: the offset was just checked to lie inside the mapping.
+        let start = unsafe { region.base.add(offset(address)) };
+        Some(Ok(Reached { start, mark: region.mark }))
+    }
+
+    /// Forgets keys that stand for something else by now.
+    #[cold]
+    fn renew(&mut self, connection: &Connection) {
         if !self.is_current(connection) {
             self.keys.clear();
             self.epoch = connection.peer.epoch();
         }
-        let Some(place) = self.keys.find_open(address.key.0) else {
-            return Err(self.open(core, address.key.0));
-        };
-        let Some(region) = self.keys.region(place) else {
-            return Err(Hold::Fail(Status::RemoteAccessError));
-        };
-        let inside = address.offset.checked_add(length).is_some_and(|end| end <= region.length);
-        if !inside || !region.access.intersects(needed) {
-            return Err(Hold::Fail(Status::RemoteAccessError));
-        }
-        Ok(region)
     }
 
     #[cold]
@@ -165,8 +179,7 @@ impl Remote {
     /// Asks for the lines of a range that will be written, if its key is open.
     #[inline(always)]
     pub(crate) fn expect_write(&self, address: RemoteAddress, length: u64) {
-        let open = self.keys.find_open(address.key.0).and_then(|place| self.keys.region(place));
-        let Some(region) = open else { return };
+        let Some(region) = self.keys.open(address.key.0) else { return };
         if address.offset < region.length && region.access.intersects(Access::REMOTE_WRITE) {
             let length = usize::try_from(length.min(region.length - address.offset)).unwrap_or(0);
             prefetch::for_writing(region.base.as_ptr().wrapping_add(offset(address)), length);
@@ -182,13 +195,36 @@ impl Remote {
         request: &Request<'_>,
         needed: Access,
     ) -> Result<Reached, Hold> {
-        let region = self.resolve(core, connection, request.remote, request.length, needed)?;
-        if needed == Access::REMOTE_WRITE {
-            region.before_write(request.remote.offset, request.length);
+        match self.reach(connection, request.remote, request.length, needed) {
+            Some(Ok(reached)) => Ok(reached),
+            Some(Err(status)) => Err(Hold::Fail(status)),
+            None => {
+                self.renew(connection);
+                Err(self.open(core, request.remote.key.0))
+            }
         }
-        // SAFETY: `resolve` checked that the offset lies inside the mapping.
-        let start = unsafe { region.base.add(offset(request.remote)) };
-        Ok(Reached { start, mark: region.mark })
+    }
+
+    /// Places `length` bytes of `source`, whose key is open and which nothing keeps from being
+    /// placed; false: nothing was promised, and the long way decides what becomes of the request.
+    ///
+    /// # Safety
+    ///
+    /// `source` is valid for reads of `length` bytes.
+    #[inline(always)]
+    pub(crate) unsafe fn place(
+        &self,
+        connection: &Connection,
+        address: RemoteAddress,
+        source: *const u8,
+        length: usize,
+    ) -> bool {
+        let reached = self.reach(connection, address, length as u64, Access::REMOTE_WRITE);
+        let Some(Ok(target)) = reached else { return false };
+        // SAFETY: `length` bytes from the target lie inside the region, which was mapped writable
+        // because its rights include writing; the caller vouches for the source.
+        unsafe { copy(source, target.start.as_ptr(), length) };
+        self.stands(connection, &target)
     }
 
     /// Runs one request.
@@ -317,23 +353,22 @@ impl Remote {
         request: &Request<'_>,
         kind: FlushKind,
     ) -> Result<(), Hold> {
-        let region =
-            self.resolve(core, connection, request.remote, request.length, Access::all())?;
-        // SAFETY: `resolve` checked that the offset lies inside the mapping.
-        let start = unsafe { region.base.add(offset(request.remote)) };
-        let reached = Reached { start, mark: region.mark };
+        let reached = self.target(core, connection, request, Access::all())?;
         if kind == FlushKind::Visible {
             fence(Ordering::SeqCst);
             return self.confirm(connection, request.remote.key, &reached);
         }
+        let Some(region) = self.keys.open(request.remote.key.0) else {
+            return Err(Hold::Fail(Status::RemoteAccessError));
+        };
         match region.persistence {
             // Saying yes would be a lie that only a power cut uncovers.
             Persistence::Volatile => Err(Hold::Fail(Status::PersistenceError)),
             Persistence::CacheLine => {
                 #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
                 let length = request.length as usize;
-                // SAFETY: `resolve` checked that the range lies inside the mapping.
-                if !unsafe { write_back::persist_range(start.as_ptr(), length) } {
+                // SAFETY: `target` checked that the range lies inside the mapping.
+                if !unsafe { write_back::persist_range(reached.start.as_ptr(), length) } {
                     return Err(Hold::Fail(Status::PersistenceError));
                 }
                 self.confirm(connection, request.remote.key, &reached)

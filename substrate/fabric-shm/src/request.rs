@@ -80,7 +80,7 @@ impl Kept {
 
 /// Where an entry's bytes are, and how many.
 #[inline(always)]
-fn local_range(entry: &ScatterGatherEntry<'_>) -> (*const u8, usize) {
+pub(crate) fn local_range(entry: &ScatterGatherEntry<'_>) -> (*const u8, usize) {
     #[expect(clippy::cast_possible_truncation, reason = "ranges lie inside mapped regions")]
     let (offset, length) = (entry.offset as usize, entry.length as usize);
     let base = entry.region.memory().base().as_ptr();

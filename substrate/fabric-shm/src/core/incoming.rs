@@ -9,66 +9,55 @@ use beeline_os::moving;
 
 use super::{Core, Inner};
 use crate::connection::{Blocked, Carried, Connection, Inbound};
-use crate::receives::Receive;
+use crate::receives::{Receive, Receives};
 use crate::request::copy;
+use crate::shared_receive_queue::SharedReceives;
+
+/// No group of messages was met.
+const NO_GROUP: u32 = u32::MAX;
 
 impl Inner {
     /// Matches messages with receives while there is room for completions.
+    #[inline(always)]
     pub(super) fn receive_messages(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
-        let mut count = 0;
-        let mut shared = core.shared_receives.as_ref().map(|shared| shared.queue.borrow_mut());
-        let receives = shared.as_deref_mut().unwrap_or(&mut self.receives);
-        let mut failed = false;
-        // Messages of the group in hand that are still to come, once a group was met.
-        let mut group: Option<u32> = None;
-        while count < out.len() && !failed {
-            // Behind a group there is nothing yet, mostly; looking there would cost its sender a
-            // line and us a wait. The next look will. Who armed the queue relies on this one.
-            if group == Some(0) && !core.receive_queue.is_armed() {
-                break;
-            }
-            let Some(connection) = &mut self.connection else { break };
-            let Some((message, behind)) = connection.peek() else { break };
-            let Some(receive) = receives.front() else {
-                if let Some(shared) = &core.shared_receives {
-                    shared.starved.set(true);
-                    if !connection.own.is_starved() {
-                        connection.own.set_starved(true);
-                    }
-                }
-                break;
-            };
-            if count == 0 || behind > 0 {
-                connection.look_ahead(behind);
-            }
-            group = match group {
-                Some(left) if left > 0 => Some(left - 1),
-                _ => (behind > 0).then_some(behind),
-            };
-            let (completion, payload_bytes) =
-                deliver(core, &receive, receives.place(&receive), message);
-            receives.pop();
-            if completion.status == Status::LengthError {
-                connection.own.set_too_long(connection.taken());
-            }
-            connection.consume(payload_bytes);
-            failed = completion.status != Status::Success;
-            out[count] = completion;
-            count += 1;
+        match &core.shared_receives {
+            None => self.receive_own(core, out),
+            Some(shared) => self.receive_shared(core, shared, out),
         }
-        drop(shared);
-        if count > 0
-            && let Some(connection) = &mut self.connection
-        {
+    }
+
+    fn receive_own(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
+        let Some(connection) = &mut self.connection else { return 0 };
+        let (count, end) = take_in(core, connection, &mut self.receives, out);
+        if count > 0 {
             connection.found(count);
         }
-        if failed {
+        if end == End::Failed {
             self.enter_error(core);
         }
-        if core.shared_receives.is_some()
-            && count > 0
-            && let Some(connection) = &mut self.connection
-        {
+        count
+    }
+
+    fn receive_shared(
+        &mut self,
+        core: &Core,
+        shared: &SharedReceives,
+        out: &mut [WorkCompletion],
+    ) -> usize {
+        let Some(connection) = &mut self.connection else { return 0 };
+        let (count, end) = take_in(core, connection, &mut shared.queue.borrow_mut(), out);
+        if end == End::NoReceive {
+            shared.starved.set(true);
+            if !connection.own.is_starved() {
+                connection.own.set_starved(true);
+            }
+        }
+        if count > 0 {
+            connection.found(count);
+        }
+        if end == End::Failed {
+            self.enter_error(core);
+        } else if count > 0 {
             // The sender's completions wait for this.
             if connection.own.is_starved() && !connection.has_message() {
                 connection.own.set_starved(false);
@@ -87,10 +76,80 @@ impl Inner {
     }
 }
 
+/// Why no more messages are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Enough,
+    NoReceive,
+    Failed,
+}
+
+#[inline(always)]
+fn take_in(
+    core: &Core,
+    connection: &mut Connection,
+    receives: &mut Receives,
+    out: &mut [WorkCompletion],
+) -> (usize, End) {
+    let mut count = 0;
+    // Messages of the group in hand that are still to come, once a group was met.
+    let mut group = NO_GROUP;
+    for completion in out {
+        // Behind a group there is nothing yet, mostly; looking there would cost its sender a
+        // line and us a wait. The next look will. Who armed the queue relies on this one.
+        if group == 0 && !core.receive_queue.is_armed() {
+            break;
+        }
+        let behind = if let Some((length, immediate, behind)) = connection.peek_written() {
+            let Some(receive) = receives.front() else { return (count, End::NoReceive) };
+            if count == 0 || behind > 0 {
+                connection.look_ahead(behind);
+            }
+            *completion = WorkCompletion {
+                wr_id: receive.wr_id,
+                status: Status::Success,
+                opcode: Opcode::ReceiveWithImmediate,
+                length,
+                immediate: Some(immediate),
+                qp_num: core.link.qp_num,
+            };
+            receives.pop();
+            connection.consume(0);
+            behind
+        } else {
+            let Some((message, behind)) = connection.peek() else { break };
+            let Some(receive) = receives.front() else { return (count, End::NoReceive) };
+            if count == 0 || behind > 0 {
+                connection.look_ahead(behind);
+            }
+            let place = receives.place(&receive);
+            let (delivered, payload_bytes) = deliver(core, connection, &receive, place, message);
+            *completion = delivered;
+            receives.pop();
+            if delivered.status == Status::LengthError {
+                connection.own.set_too_long(connection.taken());
+            }
+            connection.consume(payload_bytes);
+            if delivered.status != Status::Success {
+                return (count + 1, End::Failed);
+            }
+            behind
+        };
+        count += 1;
+        group = match group {
+            NO_GROUP | 0 if behind == 0 => NO_GROUP,
+            NO_GROUP | 0 => behind,
+            left => left - 1,
+        };
+    }
+    (count, End::Enough)
+}
+
 /// Places a message; returns its completion and the bytes it took of the payload area.
 #[inline(always)]
 fn deliver(
     core: &Core,
+    connection: &Connection,
     receive: &Receive,
     buffer: Option<(&MemoryRegion, u64)>,
     message: Result<Inbound, Blocked>,
@@ -117,10 +176,10 @@ fn deliver(
             } else if length > 0
                 && let Some((region, offset)) = buffer
             {
-                place(region, offset, length, &bytes);
+                place(connection, region, offset, length, &bytes);
             }
             match bytes {
-                Carried::Inline(_) => 0,
+                Carried::Inline { .. } => 0,
                 Carried::Payload(_) => length,
             }
         }
@@ -129,21 +188,27 @@ fn deliver(
 }
 
 #[inline(always)]
-fn place(region: &MemoryRegion, offset: u64, length: u64, bytes: &Carried) {
+fn place(
+    connection: &Connection,
+    region: &MemoryRegion,
+    offset: u64,
+    length: u64,
+    bytes: &Carried,
+) {
     assert!(region.contains(offset, length), "a posted receive lies inside its region");
     #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
     let (offset, length) = (offset as usize, length as usize);
-    let source = match bytes {
-        Carried::Inline(words) => words.as_ptr().cast(),
-        Carried::Payload(address) => *address,
-    };
     let memory = region.memory();
     // SAFETY: the range was just checked to lie inside the region.
     let target = unsafe { memory.base().as_ptr().add(offset) };
     let storing = moving::storing(memory.anchor());
-    // SAFETY: the source is a copied slot, or lies inside the payload area (`decode`), which the
-    // connection keeps mapped; the target lies inside the region, which the receive keeps.
-    unsafe { copy(source, target, length) };
+    match *bytes {
+        // SAFETY: the target lies inside the region, which the receive keeps.
+        Carried::Inline { first } => unsafe { connection.copy_inline(first, target, length) },
+        // SAFETY: as above; the source lies inside the payload area (`decode`), which the
+        // connection keeps mapped.
+        Carried::Payload(source) => unsafe { copy(source, target, length) },
+    }
     drop(storing);
     memory.stored(offset, length);
 }

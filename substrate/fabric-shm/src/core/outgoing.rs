@@ -11,12 +11,34 @@
 
 use std::time::Instant;
 
-use beeline_fabric::{QueuePairOptions, QueuePairState, Status, WorkCompletion};
+use beeline_fabric::{Opcode, QueuePairOptions, QueuePairState, Status, WorkCompletion};
 
-use super::{Core, Inner, Waiting};
+use super::{Core, Heat, Inner, Waiting};
 use crate::connection::Connection;
 use crate::remote::{Hold, Wait};
 use crate::request::Request;
+
+/// What remains of a request that ran.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub wr_id: u64,
+    pub opcode: Opcode,
+    pub length: u64,
+    pub signalled: bool,
+}
+
+impl Done {
+    #[inline(always)]
+    fn of(request: &Request<'_>) -> Self {
+        let Request { wr_id, length, signalled, .. } = *request;
+        Self { wr_id, opcode: request.kind.opcode(), length, signalled }
+    }
+
+    #[inline(always)]
+    fn uses_receive(&self) -> bool {
+        matches!(self.opcode, Opcode::Send | Opcode::WriteWithImmediate)
+    }
+}
 
 impl Inner {
     /// Runs a checked request, or keeps it.
@@ -28,13 +50,13 @@ impl Inner {
                     if request.signalled {
                         core.outstanding.set(core.outstanding.get() + 1);
                     }
-                    self.finish(core, request);
+                    self.finish(core, Done::of(request));
                     return;
                 }
                 Err(Hold::Wait(reason)) => note(&mut self.waiting, core, reason),
                 Err(Hold::Fail(status)) => {
                     core.outstanding.set(core.outstanding.get() + 1);
-                    self.complete(core, request, status);
+                    self.complete(core, Done::of(request), status);
                     self.enter_error(core);
                     return;
                 }
@@ -49,37 +71,37 @@ impl Inner {
 
     /// A request ran. Its slot in the send queue is counted if it is signalled.
     #[inline(always)]
-    fn finish(&mut self, core: &Core, request: &Request<'_>) {
-        let shares = self.connection.as_ref().is_some_and(Connection::peer_shares_receives);
-        if shares && request.kind.uses_receive() && !request.signalled {
+    pub(super) fn finish(&mut self, core: &Core, done: Done) {
+        if done.signalled {
+            self.complete(core, done, Status::Success);
+        } else if done.uses_receive()
+            && let Some(connection) = &self.connection
+            && connection.peer_shares_receives()
+        {
             // Counted until it is confirmed, signalled or not.
             core.outstanding.set(core.outstanding.get() + 1);
-            let sent = self.connection.as_ref().map_or(0, Connection::sent);
-            let opcode = request.kind.opcode();
-            let completion =
-                core.completion(request.wr_id, Status::Success, opcode, request.length);
-            self.unconfirmed.push(sent, completion, false);
+            let completion = core.completion(done.wr_id, Status::Success, done.opcode, done.length);
+            self.unconfirmed.push(connection.sent(), completion, false);
             self.watch_confirmation(core);
-        } else if request.signalled {
-            self.complete(core, request, Status::Success);
         }
     }
 
     /// An unconfirmed request must be looked after even if the queue was asleep.
-    #[cold]
+    #[inline(always)]
     fn watch_confirmation(&mut self, core: &Core) {
-        core.send_queue.heat(core.send_member);
+        if core.heat_in(&core.send_queue).get() != Heat::Hot {
+            core.send_queue.heat(core.send_member);
+        }
         if self.unconfirmed.is_awaited() {
             core.send_queue.signal_if_armed();
         }
     }
 
     #[inline(always)]
-    fn complete(&mut self, core: &Core, request: &Request<'_>, status: Status) {
-        let opcode = request.kind.opcode();
-        let completion = core.completion(request.wr_id, status, opcode, request.length);
+    fn complete(&mut self, core: &Core, done: Done, status: Status) {
+        let completion = core.completion(done.wr_id, status, done.opcode, done.length);
         let waits = status == Status::Success
-            && request.kind.uses_receive()
+            && done.uses_receive()
             && self.connection.as_ref().is_some_and(Connection::peer_shares_receives);
         if waits || !self.unconfirmed.is_empty() {
             let sent = self.connection.as_ref().map_or(0, Connection::sent);
@@ -147,7 +169,7 @@ impl Inner {
                     if !request.signalled {
                         core.outstanding.set(core.outstanding.get().saturating_sub(1));
                     }
-                    self.finish(core, &request);
+                    self.finish(core, Done::of(&request));
                 }
                 Err(Hold::Wait(reason)) => {
                     note(&mut self.waiting, core, reason);
@@ -155,11 +177,11 @@ impl Inner {
                         self.deferred.put_back(entry);
                         break;
                     }
-                    self.complete(core, &request, reason.failure());
+                    self.complete(core, Done::of(&request), reason.failure());
                     self.enter_error(core);
                 }
                 Err(Hold::Fail(status)) => {
-                    self.complete(core, &request, status);
+                    self.complete(core, Done::of(&request), status);
                     self.enter_error(core);
                 }
             }
