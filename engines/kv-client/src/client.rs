@@ -301,11 +301,17 @@ impl Client {
             let missing = ClientError::NotConnected { shard: named };
             return if known { Ok((named, Digest::default())) } else { Err(missing) };
         };
+        let reads = matches!(command, Command::Get { .. });
+        if reads && self.links.len() == 1 {
+            // Whatever the hash of the key, there is one place to ask.
+            return Ok((0, Digest::default()));
+        }
         let hash = self.hash(database, key);
         let shard = self.route(hash);
-        let digest = match command {
-            Command::Get { .. } => Digest::default(),
-            _ => self.links[usize::from(shard)].digest(hash, database, key),
+        let digest = if reads {
+            Digest::default()
+        } else {
+            self.links[usize::from(shard)].digest(hash, database, key)
         };
         Ok((shard, digest))
     }

@@ -15,7 +15,7 @@ use beeline_fabric::{
     LocalData, MemoryRegion, Operation, PostError, QueuePair, ReceiveRequest, RemoteAddress,
     RemoteKey, ScatterGatherEntry, WorkRequest,
 };
-use beeline_kv::wire::{LONG_REPLY_BYTES, Place, Protocol, Reply};
+use beeline_kv::wire::{LONG_REPLY_BYTES, Place, Protocol, Reply, Request};
 use beeline_kv::{ClientLog, ReadGuard};
 
 use crate::agreed::Line;
@@ -24,6 +24,9 @@ use crate::regions::SegmentRegions;
 
 /// Answers posted at once.
 const BATCH: usize = 16;
+
+/// What a get is taken to yield before its length is known.
+const EXPECTED_RESULT_BYTES: u64 = 128;
 
 /// Receives beyond the window, of which half may wait to be posted again.
 fn spare_receives(window: u16) -> u16 {
@@ -223,6 +226,14 @@ impl Connection {
         self.consumed.len().saturating_sub(self.line.awaited())
     }
 
+    /// Asks for the lines that the result of a get goes to.
+    #[inline]
+    pub fn expect_result(&mut self, request: &Request) {
+        let Place { key, offset } = request.result;
+        let length = EXPECTED_RESULT_BYTES.min(u64::from(request.result_bytes));
+        self.qp.expect_write(RemoteAddress { key: RemoteKey(key), offset }, length);
+    }
+
     /// Posts the receives of executed requests again.
     pub fn post_receives(&mut self) -> Result<(), PostError> {
         while self.receives_free() > 0 {
@@ -258,7 +269,7 @@ impl Connection {
             // Arrays of the right size: one that is too large costs more than the answer.
             let posted = match ready {
                 0 => break,
-                1 => self.post_batch::<1>(ready, sources, counters),
+                1 => self.post_one(sources, counters),
                 2..=4 => self.post_batch::<4>(ready, sources, counters),
                 _ => self.post_batch::<BATCH>(ready, sources, counters),
             };
@@ -272,6 +283,70 @@ impl Connection {
             self.post_receives()?;
         }
         Ok(())
+    }
+
+    /// Posts the first answer, which is ready.
+    fn post_one(
+        &mut self,
+        sources: &SegmentRegions,
+        counters: &mut ServerCounters,
+    ) -> Result<(), PostError> {
+        let Some(pending) = self.pending.front() else { return Err(PostError::QueueFull) };
+        let bytes;
+        let gather;
+        let (operation, length) = match (pending, gathered(pending, &self.staging, sources)) {
+            (
+                Pending::Entry { place, tag, .. } | Pending::Staged { place, tag, .. },
+                Some(entry),
+            ) => {
+                gather = [entry];
+                let operation = Operation::WriteWithImmediate {
+                    local: LocalData::Gather(&gather),
+                    remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
+                    immediate: u32::from(*tag),
+                };
+                (operation, entry.length)
+            }
+            (Pending::Message { reply, .. }, _) => {
+                bytes = reply.encode();
+                let bytes = &bytes[..reply.encoded_bytes()];
+                let local = LocalData::Inline(bytes);
+                (Operation::Send { local, immediate: None }, bytes.len() as u64)
+            }
+            // It is not ready, and waits as if the queue were full.
+            _ => return Err(PostError::QueueFull),
+        };
+        let holds = !matches!(pending, Pending::Message { .. });
+        let due = self.unsignalled >= self.window / 2;
+        let sequence = self.next_sequence;
+        let (wr_id, signalled) = (self.wr_id(true, sequence), holds || due);
+        self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }])?;
+        counters.bytes_out += length;
+        if holds {
+            counters.writes += 1;
+        } else {
+            counters.sends += 1;
+        }
+        self.unsignalled = if signalled { 0 } else { self.unsignalled + 1 };
+        self.next_sequence = sequence.wrapping_add(1) & SEQUENCE_MASK;
+        if let Some(answered) = self.pending.pop_front() {
+            self.keep(sequence, answered);
+        }
+        Ok(())
+    }
+
+    /// Keeps what a posted answer is sent from.
+    #[inline]
+    fn keep(&mut self, sequence: u32, answered: Pending) {
+        match answered {
+            Pending::Entry { guard, from, .. } => {
+                self.held.push_back((sequence, Held::Entry(guard, from)));
+            }
+            Pending::Staged { buffer, .. } => {
+                self.held.push_back((sequence, Held::Staged(buffer)));
+            }
+            _ => {}
+        }
     }
 
     fn post_batch<const N: usize>(
@@ -289,26 +364,8 @@ impl Connection {
         }
         let nothing = ScatterGatherEntry { region: &self.receives, offset: 0, length: 0 };
         let gathers: [[ScatterGatherEntry<'_>; 1]; N] = std::array::from_fn(|i| {
-            [match pending.get(i) {
-                Some(Pending::Entry { guard, from: Source::Buffer(buffer), .. }) => {
-                    ScatterGatherEntry {
-                        region: &self.staging[*buffer].region,
-                        offset: 0,
-                        length: u64::from(guard.length_bytes()),
-                    }
-                }
-                Some(Pending::Entry { guard, from: Source::Segment, .. }) => ScatterGatherEntry {
-                    region: sources.known(guard),
-                    offset: u64::from(guard.offset()),
-                    length: u64::from(guard.length_bytes()),
-                },
-                Some(Pending::Staged { buffer, length, .. }) => ScatterGatherEntry {
-                    region: &self.staging[*buffer].region,
-                    offset: 0,
-                    length: u64::from(*length),
-                },
-                _ => nothing,
-            }]
+            let there = pending.get(i).and_then(|one| gathered(one, &self.staging, sources));
+            [there.unwrap_or(nothing)]
         });
         let holds = |pending: &Pending| !matches!(pending, Pending::Message { .. });
         let last_held = pending.iter().rposition(holds);
@@ -355,17 +412,9 @@ impl Connection {
             (false, Some(at)) => (count - 1 - at) as u16,
             (false, None) => self.unsignalled + count as u16,
         };
-        for (i, answered) in self.pending.drain(..count).enumerate() {
-            let sequence = first.wrapping_add(i as u32) & SEQUENCE_MASK;
-            match answered {
-                Pending::Entry { guard, from, .. } => {
-                    self.held.push_back((sequence, Held::Entry(guard, from)));
-                }
-                Pending::Staged { buffer, .. } => {
-                    self.held.push_back((sequence, Held::Staged(buffer)));
-                }
-                _ => {}
-            }
+        for i in 0..count {
+            let Some(answered) = self.pending.pop_front() else { break };
+            self.keep(first.wrapping_add(i as u32) & SEQUENCE_MASK, answered);
         }
         self.next_sequence = self.next_sequence.wrapping_add(count as u32) & SEQUENCE_MASK;
         Ok(())
@@ -379,6 +428,33 @@ impl Connection {
             return None;
         }
         self.held.pop_front().map(|(_, held)| held)
+    }
+}
+
+/// Where an answer's bytes are, if they are not in the answer.
+#[inline]
+fn gathered<'a>(
+    pending: &Pending,
+    staging: &'a [Staging],
+    sources: &'a SegmentRegions,
+) -> Option<ScatterGatherEntry<'a>> {
+    match pending {
+        Pending::Entry { guard, from: Source::Segment, .. } => Some(ScatterGatherEntry {
+            region: sources.known(guard),
+            offset: u64::from(guard.offset()),
+            length: u64::from(guard.length_bytes()),
+        }),
+        Pending::Entry { guard, from: Source::Buffer(buffer), .. } => Some(ScatterGatherEntry {
+            region: &staging[*buffer].region,
+            offset: 0,
+            length: u64::from(guard.length_bytes()),
+        }),
+        Pending::Staged { buffer, length, .. } => Some(ScatterGatherEntry {
+            region: &staging[*buffer].region,
+            offset: 0,
+            length: u64::from(*length),
+        }),
+        _ => None,
     }
 }
 

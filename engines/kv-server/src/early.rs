@@ -1,18 +1,14 @@
 //! Requests of a batch, copied and decoded before the first of them is executed: what they touch is
 //! asked for while there is time, and nothing is copied, decoded or hashed twice.
 
-use beeline_fabric::{RemoteAddress, RemoteKey};
 use beeline_kv::Shard;
-use beeline_kv::wire::{Place, REQUEST_HEADER_BYTES, Request, RequestKind};
+use beeline_kv::wire::{REQUEST_HEADER_BYTES, Request, RequestKind};
 use beeline_os::memory::copy_out;
 
 use crate::connection::Connection;
 
 /// Requests longer than this wait for their turn.
 const EARLY_BYTES: usize = REQUEST_HEADER_BYTES + 40;
-
-/// What a get is taken to yield before its length is known.
-const EXPECTED_RESULT_BYTES: u64 = 128;
 
 /// A request of usual length, in a private copy.
 #[derive(Debug)]
@@ -50,9 +46,7 @@ impl Early {
         }
         let hash = shard.expect_key(request.database, key);
         if request.kind == RequestKind::Get {
-            let Place { key, offset } = request.result;
-            let length = EXPECTED_RESULT_BYTES.min(u64::from(request.result_bytes));
-            connection.qp.expect_write(RemoteAddress { key: RemoteKey(key), offset }, length);
+            connection.expect_result(&request);
         }
         Some(Self { completion, request, hash, bytes, length })
     }

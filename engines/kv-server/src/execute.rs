@@ -128,6 +128,9 @@ impl ShardServer {
     fn request_in(&mut self, shard: &mut Shard, connection: &mut Connection, bytes: &[u8]) -> bool {
         let Some(request) = Request::decode(bytes) else { return false };
         let Some(key) = request.key(bytes) else { return false };
+        if request.kind == RequestKind::Get {
+            connection.expect_result(&request);
+        }
         let hash = shard.store().place_key(request.database, key);
         self.request(shard, connection, &request, (key, hash), bytes)
     }

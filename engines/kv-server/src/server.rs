@@ -369,6 +369,10 @@ impl ShardServer {
     }
 
     fn execute(&mut self, shard: &mut Shard, completions: &[WorkCompletion]) {
+        if let [completion] = completions {
+            // There are no misses to overlap, and a request taken ahead is copied once more.
+            return self.handle(shard, completion, None);
+        }
         let mut early = std::mem::take(&mut self.early);
         self.look_ahead(shard, completions, &mut early);
         let mut ahead = early.iter().peekable();
@@ -483,26 +487,31 @@ impl ShardServer {
     /// Posts the answers to everything executed before the last commit. Call it only after
     /// [`Shard::commit`] returned without error.
     pub fn complete(&mut self) {
-        let mut listed = std::mem::take(&mut self.listed);
-        listed.retain(|index| {
-            let Some(Some(connection)) = self.connections.get_mut(usize::from(*index)) else {
-                return false;
-            };
-            if !connection.dead
-                && connection.post_pending(&self.sources, &mut self.counters).is_err()
-            {
-                connection.dead = true;
-                self.broken.push(*index);
+        let mut kept = 0;
+        for at in 0..self.listed.len() {
+            let index = self.listed[at];
+            if self.answer(index) {
+                self.listed[kept] = index;
+                kept += 1;
             }
-            // Stays listed while the send queue had no room, or space is waited for. What waits
-            // for the log lists it again.
-            let next = connection.pending.front();
-            let waits = next.is_some_and(|next| !matches!(next, Pending::Awaited { .. }));
-            connection.listed = !connection.dead && waits;
-            connection.listed
-        });
-        // What `poll` listed meanwhile: nothing, but the list's memory is kept.
-        std::mem::swap(&mut self.listed, &mut listed);
+        }
+        self.listed.truncate(kept);
+    }
+
+    /// Posts a connection's answers; whether it stays on the list: while the send queue had no
+    /// room, or space is waited for. What waits for the log lists it again.
+    fn answer(&mut self, index: u16) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(usize::from(index)) else {
+            return false;
+        };
+        if !connection.dead && connection.post_pending(&self.sources, &mut self.counters).is_err() {
+            connection.dead = true;
+            self.broken.push(index);
+        }
+        let next = connection.pending.front();
+        let waits = next.is_some_and(|next| !matches!(next, Pending::Awaited { .. }));
+        connection.listed = !connection.dead && waits;
+        connection.listed
     }
 
     /// As [`ShardServer::complete`], after a commit that failed: writes are answered with

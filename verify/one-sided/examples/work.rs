@@ -1,6 +1,7 @@
 //! Processor time of one request at either end, without the other's: client and server take turns
 //! on one thread, so that no cache line crosses and nobody waits.
-//! `cargo run --release -p beeline-verify-one-sided --example work [REQUESTS [boom | rdma-kv [DEPTH]]]`.
+//! `cargo run --release -p beeline-verify-one-sided --example work [REQUESTS [boom | rdma-kv [DEPTH
+//! [get | put]]]]`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -67,6 +68,7 @@ fn main() {
     let put = PutOptions::default();
     println!("{:<24}{:>12}{:>12}{:>12}   ns per request", "", "submit", "server", "poll");
     let only = std::env::args().nth(2);
+    let verb = std::env::args().nth(4);
     for protocol in [Protocol::Boom, Protocol::Oblivious] {
         if only.as_ref().is_some_and(|only| !protocol.name().eq_ignore_ascii_case(only)) {
             continue;
@@ -84,6 +86,9 @@ fn main() {
         let depth = std::env::args().nth(3).and_then(|text| text.parse().ok());
         for depth in depth.map_or(vec![1, 16], |depth: u64| vec![depth]) {
             let mut show = |name: &str, one: &dyn Fn(&mut Client, u64)| {
+                if verb.as_ref().is_some_and(|verb| verb != name) {
+                    return;
+                }
                 rounds(&rig, &mut client, (total / depth / 4, depth), one);
                 let mut best = [f64::MAX; 3];
                 for _ in 0..5 {
