@@ -45,8 +45,12 @@ const LOOKS: u32 = 64;
 /// Longest sleep, after which deadlines are looked at again.
 const NAP: Duration = Duration::from_millis(100);
 
-const MESSAGE: u64 = 1;
-const OTHER: u64 = 2;
+/// Names what is no message; a message is named by how many there are with it.
+const OTHER: u64 = u64::MAX;
+/// Most messages of which one reports that they are written.
+const REPORTED: u64 = 8;
+/// Receives posted at a time, of the eight beyond those that can be in use.
+const RECEIVES: usize = 8;
 
 /// What a channel is made of.
 pub(crate) struct Parts {
@@ -113,6 +117,8 @@ pub struct ChannelClient {
     pieces: VecDeque<bool>,
     /// Messages that came.
     received: u64,
+    /// Receives that were used and are not posted again.
+    used_receives: usize,
     owed_acknowledgements: u32,
     counters: ClientCounters,
     slot: Box<[u8; SLOT_BYTES]>,
@@ -148,6 +154,7 @@ impl ChannelClient {
             acknowledged: 0,
             pieces: VecDeque::new(),
             received: 0,
+            used_receives: 0,
             owed_acknowledgements: 0,
             counters: ClientCounters { registrations: 2, ..ClientCounters::default() },
             slot: Box::new([0; SLOT_BYTES]),
@@ -443,9 +450,23 @@ impl ChannelClient {
                 return;
             }
         }
-        if !completions.is_empty() {
+        if self.used_receives >= RECEIVES && self.post_receives().is_err() {
+            self.fail_all();
+            return;
+        }
+        if !completions.is_empty() && (self.owed_acknowledgements > 0 || !self.queued.is_empty()) {
             self.pump();
         }
+    }
+
+    fn post_receives(&mut self) -> Result<(), PostError> {
+        while self.used_receives > 0 {
+            let count = self.used_receives.min(RECEIVES);
+            let receives = [ReceiveRequest { wr_id: 0, buffer: None }; RECEIVES];
+            self.parts.qp.post_receive(&receives[..count])?;
+            self.used_receives -= count;
+        }
+        Ok(())
     }
 
     /// `None`: the connection is over.
@@ -454,11 +475,13 @@ impl ChannelClient {
             return None;
         }
         if completion.opcode != Opcode::ReceiveWithImmediate {
-            self.written += u64::from(completion.wr_id == MESSAGE);
+            if completion.wr_id != OTHER {
+                // Those before it are written too.
+                self.written = self.written.max(completion.wr_id);
+            }
             return Some(());
         }
-        let receive = ReceiveRequest { wr_id: 0, buffer: None };
-        self.parts.qp.post_receive(&[receive]).ok()?;
+        self.used_receives += 1;
         match Immediate::of(completion.immediate?) {
             Immediate::Message => self.message(completion.length),
             Immediate::Acknowledge => {
@@ -747,7 +770,9 @@ impl Parts {
             remote: self.theirs.advanced(slot),
             immediate: Immediate::Message.code(),
         };
-        match self.qp.post_send(&[WorkRequest::new(MESSAGE, write)]) {
+        let (wr_id, every) = (number + 1, REPORTED.min(u64::from(self.slots) / 2).max(1));
+        let signalled = wr_id.is_multiple_of(every);
+        match self.qp.post_send(&[WorkRequest { wr_id, operation: write, signalled }]) {
             Ok(()) => {
                 counters.writes += 1;
                 Some(true)

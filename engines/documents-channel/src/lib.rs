@@ -30,13 +30,13 @@ pub mod client;
 pub mod greeting;
 pub mod indices;
 pub mod message;
+pub mod numbers;
 pub mod pool;
 pub mod register;
 pub mod server;
 
 mod area;
 mod client_connect;
-mod numbers;
 mod planted;
 
 #[cfg(test)]

@@ -80,6 +80,9 @@ pub enum Answer {
 pub trait Handler {
     /// Executes a request.
     fn execute(&mut self, request: &Incoming<'_>, reply: &mut ReplyBuffer) -> Answer;
+    /// What was executed so far is answered, as far as it can be: time for what its client need
+    /// not wait for.
+    fn answered(&mut self) {}
     /// A channel is gone.
     fn ended(&mut self, channel: ChannelId);
 }

@@ -67,7 +67,7 @@ impl ChannelServer {
         loop {
             let Some(channel) = self.channels.get(&number) else { return };
             let before = channel.parked.len();
-            loop {
+            for _ in 0..before {
                 match self.take_next(number, handler) {
                     Ok(true) => {}
                     Ok(false) => break,
@@ -84,6 +84,10 @@ impl ChannelServer {
                 return;
             }
             self.waiting |= !channel.outgoing.is_empty() || !channel.parked.is_empty();
+            if before > 0 {
+                handler.answered();
+            }
+            let Some(channel) = self.channels.get(&number) else { return };
             if channel.parked.is_empty() || channel.parked.len() == before {
                 return;
             }

@@ -1,12 +1,12 @@
 //! What a request of a fabric client becomes: a reply at once, a command for a worker, or a reply that waits
 //! for other members of the replica set.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use beeline_documents_channel::numbers::ByNumber;
 use beeline_documents_channel::{Answer, ChannelId, Handler, Incoming, MessageType, ReplyBuffer};
 use beeline_documents_query::check;
 use beeline_documents_query::error::{Code, QueryError, fail};
@@ -282,10 +282,12 @@ pub fn read_request(bytes: &[u8]) -> Result<Request, QueryError> {
 pub(super) struct Executor<'t> {
     pub(super) token: u64,
     pub(super) executive: &'t Arc<Executive>,
-    pub(super) peers: &'t mut HashMap<Key, Peer>,
+    pub(super) peers: &'t mut ByNumber<Key, Peer>,
     pub(super) connections: &'t mut i32,
     /// A document that is found on its way into a reply.
     pub(super) found: &'t mut Vec<u8>,
+    /// When the last lookup began, until its reply is posted.
+    pub(super) began: Option<Instant>,
 }
 
 impl Executor<'_> {
@@ -295,7 +297,11 @@ impl Executor<'_> {
 }
 
 /// A channel's peer, made at its first request.
-fn peer_of<'p>(peers: &'p mut HashMap<Key, Peer>, connections: &mut i32, channel: Key) -> &'p Peer {
+fn peer_of<'p>(
+    peers: &'p mut ByNumber<Key, Peer>,
+    connections: &mut i32,
+    channel: Key,
+) -> &'p Peer {
     peers.entry(channel).or_insert_with(|| {
         *connections = connections.wrapping_add(1).max(FIRST_CONNECTION);
         let peer = format!("fabric:{}", channel.1);
@@ -366,7 +372,9 @@ impl Handler for Executor<'_> {
                 reply,
             )
         {
-            executive.engine.times.record_at(executive.find, began.elapsed());
+            if let Some(before) = self.began.replace(began) {
+                executive.engine.times.record_at(executive.find, before.elapsed());
+            }
             if self.found.capacity() > LONGEST_FOUND {
                 *self.found = Vec::new();
             }
@@ -420,7 +428,14 @@ impl Handler for Executor<'_> {
         Answer::Kept
     }
 
+    fn answered(&mut self) {
+        if let Some(began) = self.began.take() {
+            self.executive.engine.times.record_at(self.executive.find, began.elapsed());
+        }
+    }
+
     fn ended(&mut self, channel: ChannelId) {
+        self.answered();
         let channel = (self.token, channel);
         self.peers.remove(&channel);
         self.executive.jobs.forget(channel);

@@ -1,11 +1,11 @@
 //! The thread that polls all channels of fabric clients.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use beeline_documents_channel::numbers::ByNumber;
 use beeline_documents_channel::{ChannelId, ChannelServer, ProcMeters, RnicInfo, ServerCounters};
 use beeline_env::SystemClock;
 use beeline_fabric::Device;
@@ -41,7 +41,7 @@ pub(super) struct Thread {
     next_token: u64,
     options: ChannelOptions,
     armed: bool,
-    peers: HashMap<Key, Peer>,
+    peers: ByNumber<Key, Peer>,
     connections: i32,
     found: Vec<u8>,
     executive: Arc<Executive>,
@@ -62,6 +62,7 @@ macro_rules! executor {
             peers: &mut $thread.peers,
             connections: &mut $thread.connections,
             found: &mut $thread.found,
+            began: None,
         }
     };
 }
@@ -82,7 +83,7 @@ impl Thread {
             next_token: FIRST_SERVER,
             options,
             armed: false,
-            peers: HashMap::new(),
+            peers: ByNumber::default(),
             connections: FIRST_CONNECTION,
             found: Vec::new(),
             executive,
