@@ -26,6 +26,7 @@ use crate::fault::{self, KnownBug};
 use crate::index::Slot;
 use crate::options::Eviction;
 use crate::ordered::Ordered;
+use crate::row_ends::ROW_ENDS;
 use crate::shard::{Shard, read_header, read_key};
 use crate::space::{FIRST_NAMESPACE, IN_ROWS, NamespaceOptions};
 use crate::space_limit::{Account, NamespaceLimit};
@@ -222,7 +223,7 @@ impl Store {
         let databases = 0..u32::from(crate::DATABASES);
         let fields = databases.clone().map(crate::rows::fields_of);
         let expiries = databases.map(crate::expiries::expiries_of);
-        let own = (0..INDEXES as u32).chain(fields).chain(expiries);
+        let own = (0..INDEXES as u32).chain(fields).chain(expiries).chain([ROW_ENDS]);
         own.map(|namespace| (namespace, self.barrier(namespace)))
             .chain(self.catalog.all().into_iter().map(|(_, known)| (known.tagged, known.since)))
             .collect()
@@ -283,6 +284,7 @@ impl Shard {
             }
         }
         self.settle_expiries();
+        self.settle_row_ends();
     }
 
     /// What an ordered namespace's order says other than its index, a sentence each.

@@ -43,7 +43,11 @@ impl Hasher for Spread {
 
 /// The rows of one namespace of fields, by generation.
 #[derive(Debug, Default)]
-pub(crate) struct Counted(HashMap<u64, Fields, BuildHasherDefault<Spread>>);
+pub(crate) struct Counted {
+    rows: HashMap<u64, Fields, BuildHasherDefault<Spread>>,
+    /// The row that changed last, which is not in the map: requests stay with one. None where it has no field.
+    last: (u64, Fields),
+}
 
 impl Counted {
     /// Of the keys in order: what an opening finds.
@@ -68,20 +72,42 @@ impl Counted {
     /// What is counted of a generation.
     #[inline]
     pub fn get(&self, generation: u64) -> Fields {
-        self.0.get(&generation).copied().unwrap_or_default()
+        if self.last.0 == generation {
+            return self.last.1;
+        }
+        self.rows.get(&generation).copied().unwrap_or_default()
+    }
+
+    /// What is counted of a generation, to change it.
+    #[inline]
+    fn row(&mut self, generation: u64) -> &mut Fields {
+        if self.last.0 != generation {
+            self.take_out(generation);
+        }
+        &mut self.last.1
+    }
+
+    #[cold]
+    fn take_out(&mut self, generation: u64) {
+        let fields = self.rows.remove(&generation).unwrap_or_default();
+        let (before, counted) = std::mem::replace(&mut self.last, (generation, fields));
+        if counted.count > 0 {
+            self.rows.insert(before, counted);
+        }
     }
 
     /// A key came into the order.
     pub fn came(&mut self, key: &[u8], version: Version) {
         let Some(generation) = generation_of(key) else { return };
-        let fields = self.0.entry(generation).or_default();
+        let fields = self.row(generation);
         fields.count += 1;
         fields.changed = fields.changed.max(version);
     }
 
     /// A key that is in the order has another value.
     pub fn changed(&mut self, key: &[u8], version: Version) {
-        if let Some(fields) = generation_of(key).and_then(|row| self.0.get_mut(&row)) {
+        if let Some(generation) = generation_of(key) {
+            let fields = self.row(generation);
             fields.changed = fields.changed.max(version);
         }
     }
@@ -89,22 +115,25 @@ impl Counted {
     /// A key left the order.
     pub fn left(&mut self, key: &[u8], version: Version) {
         let Some(generation) = generation_of(key) else { return };
-        let Some(fields) = self.0.get_mut(&generation) else { return };
+        let fields = self.row(generation);
         fields.count = fields.count.saturating_sub(1);
         fields.changed = fields.changed.max(version);
         if fields.count == 0 {
-            self.0.remove(&generation);
+            *fields = Fields::default();
         }
     }
 
     /// Bytes of memory, as an estimate of the map's.
     pub fn memory_bytes(&self) -> u64 {
-        (self.0.capacity() * (size_of::<(u64, Fields)>() + 1)) as u64
+        (self.rows.capacity() * (size_of::<(u64, Fields)>() + 1)) as u64
     }
 
     /// Generations whose counts differ, and both counts.
     pub fn differences(&self, other: &Self) -> Vec<(u64, u64, u64)> {
-        let mut generations: Vec<u64> = self.0.keys().chain(other.0.keys()).copied().collect();
+        let known = [self, other].into_iter();
+        let mut generations: Vec<u64> = known
+            .flat_map(|counted| counted.rows.keys().copied().chain([counted.last.0]))
+            .collect();
         generations.sort_unstable();
         generations.dedup();
         let both = |row: u64| (row, self.get(row).count, other.get(row).count);

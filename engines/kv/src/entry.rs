@@ -197,12 +197,11 @@ pub const CHECKED_FROM: usize = 20;
 #[must_use]
 #[inline]
 pub fn checksum(header: &[u8; HEADER_BYTES as usize], key: &[u8], value: &[&[u8]]) -> u32 {
-    let mut crc = beeline_wire::crc32c(&header[CHECKED_FROM..]);
-    crc = beeline_wire::crc32c_append(crc, key);
-    for part in value {
-        crc = beeline_wire::crc32c_append(crc, part);
-    }
-    crc
+    const CHECKED: usize = HEADER_BYTES as usize - CHECKED_FROM;
+    let Some(checked) = header.last_chunk::<CHECKED>() else {
+        unreachable!("of a header's length")
+    };
+    beeline_wire::crc32c_joined(checked, key, value)
 }
 
 /// As [`checksum`], of an entry that lies in one piece: header, key and value.

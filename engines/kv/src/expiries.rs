@@ -123,7 +123,7 @@ impl Keyspace<'_> {
             self.read_value(entry, &mut value)?;
         }
         let (of, at) = (entry.version.to_le_bytes(), expires_at_ms.to_le_bytes());
-        self.put_at(namespace, hash, &stored, &[&of, &at], PutOptions::default())?;
+        self.put_at(namespace, hash.into(), &stored, &[&of, &at], PutOptions::default())?;
         self.shard(owner)?.touch(u32::from(database), entry, key, expires_at_ms);
         self.note_effect(u32::from(database), key, &[&value], options);
         Ok(())

@@ -45,11 +45,15 @@ pub enum KnownBug {
     ForgetTruncator,
     /// A stream takes a change while its last one waits in another shard's log.
     AppendAway,
+    /// An opening does not learn which rows ended.
+    ForgetRowEnds,
+    /// The mark of a row that ended goes before the deletions of its keys are persisted.
+    UnmarkEarly,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -69,6 +73,8 @@ impl KnownBug {
         Self::SplitBatch,
         Self::ForgetTruncator,
         Self::AppendAway,
+        Self::ForgetRowEnds,
+        Self::UnmarkEarly,
     ];
 }
 

@@ -61,6 +61,8 @@ pub enum EventKind {
         /// Least position that is there.
         first: u64,
     },
+    /// Every key of a row was deleted; the event's key is the row, without a sub-key.
+    DeleteRow,
     /// Every key of the namespace was deleted; the event has no key.
     Clear,
 }

@@ -1,9 +1,9 @@
-//! Keys of fields worked out once: by the look-ahead over a pipeline, or by the request itself.
+//! Keys and fields worked out once: by the look-ahead over a pipeline, or by the request itself.
 //!
-//! The key under which a field is stored takes two hashes to make: the field's position, and the place
-//! of the whole in the index. A look-ahead needs both to ask for the field's lines, and leaves them here
-//! for the request, which comes soon after. Both follow from row and field alone, so nothing here can
-//! become wrong: what does not fit the request is only of no use to it.
+//! A key takes a hash to find its place in the index, and the key under which a field is stored takes two
+//! to make: the field's position, and the place of the whole. A look-ahead needs them to ask for lines, and
+//! leaves them here for the request, which comes soon after. They follow from key and field alone, so nothing
+//! here can become wrong: what does not fit the request is only of no use to it.
 
 use std::ops::Range;
 
@@ -14,6 +14,8 @@ use crate::store::Store;
 
 /// Bytes of keys kept: more than the usual look-ahead has.
 const KEPT_BYTES: usize = 64 << 10;
+/// Longest key kept: to compare a longer one costs as much as to place it.
+const KEY_BYTES: usize = 256;
 
 /// A row's field: database and key of the row, its generation, and the field's name.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +50,21 @@ impl FieldName<'_> {
     }
 }
 
+/// Where a key belongs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    /// Its place in the index: see [`crate::placement`].
+    pub place: u64,
+    /// A look-ahead asked for its lines a moment ago.
+    pub asked: bool,
+}
+
+impl From<u64> for Placed {
+    fn from(place: u64) -> Self {
+        Self { place, asked: false }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Worked {
     namespace: u32,
@@ -55,13 +72,42 @@ struct Worked {
     place: u64,
 }
 
+/// What was worked out, in the order in which it is likely asked for.
+#[derive(Debug, Default)]
+struct InOrder {
+    all: Vec<Worked>,
+    /// What is likely asked for next.
+    next: usize,
+}
+
+impl InOrder {
+    fn clear(&mut self) {
+        self.all.clear();
+        self.next = 0;
+    }
+
+    /// The next one, or the one before, where it is of this namespace and `is` accepts its stored key: a
+    /// command that reads and writes asks twice.
+    #[inline]
+    fn find(&mut self, namespace: u32, is: impl Fn(Range<usize>) -> bool) -> Option<Worked> {
+        for at in [self.next, self.next.wrapping_sub(1)] {
+            let Some(worked) = self.all.get(at) else { continue };
+            let stored = worked.stored.start as usize..worked.stored.end as usize;
+            if worked.namespace == namespace && is(stored) {
+                self.next = at + 1;
+                return Some(worked.clone());
+            }
+        }
+        None
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Foreseen {
     bytes: Vec<u8>,
-    fields: Vec<Worked>,
-    /// The field that is likely asked for next.
-    next: usize,
+    keys: InOrder,
+    fields: InOrder,
 }
 
 impl Foreseen {
@@ -69,16 +115,35 @@ impl Foreseen {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT_BYTES);
+        self.keys.clear();
         self.fields.clear();
-        self.next = 0;
+    }
+
+    /// Keeps the place of a database's key.
+    #[inline]
+    pub fn push_key(&mut self, database: u32, key: &[u8], place: u64) {
+        if key.len() > KEY_BYTES {
+            return;
+        }
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(key);
+        let stored = start..self.bytes.len() as u32;
+        self.keys.all.push(Worked { namespace: database, stored, place });
+    }
+
+    /// The place of a database's key, as foreseen.
+    #[inline]
+    pub fn find_key(&mut self, database: u32, key: &[u8]) -> Option<u64> {
+        let Self { bytes, keys, .. } = self;
+        keys.find(database, |stored| &bytes[stored] == key).map(|worked| worked.place)
     }
 
     /// Works a field out and keeps it; its place in the index.
     pub fn push(&mut self, store: &Store, name: &FieldName<'_>) -> u64 {
         let (stored, place) = self.work_out(store, name);
         let stored = stored.start as u32..stored.end as u32;
-        if self.fields.len() < KEYS_AHEAD {
-            self.fields.push(Worked { namespace: fields_of(name.database), stored, place });
+        if self.fields.all.len() < KEYS_AHEAD {
+            self.fields.all.push(Worked { namespace: fields_of(name.database), stored, place });
         }
         place
     }
@@ -93,33 +158,38 @@ impl Foreseen {
     /// What was foreseen of a field: where its stored key lies, and its place.
     #[inline]
     fn find(&mut self, name: &FieldName<'_>) -> Option<(Range<usize>, u64)> {
-        let namespace = fields_of(name.database);
-        // A command that reads a field and writes it asks twice.
-        for at in [self.next, self.next.wrapping_sub(1)] {
-            let Some(worked) = self.fields.get(at) else { continue };
-            let stored = worked.stored.start as usize..worked.stored.end as usize;
-            if worked.namespace == namespace && name.is(&self.bytes[stored.clone()]) {
-                self.next = at + 1;
-                return Some((stored, worked.place));
-            }
-        }
-        None
+        let Self { bytes, fields, .. } = self;
+        let found = fields.find(fields_of(name.database), |stored| name.is(&bytes[stored]))?;
+        Some((found.stored.start as usize..found.stored.end as usize, found.place))
     }
 }
 
 impl Keyspace<'_> {
+    /// Where a database's key belongs.
+    #[inline]
+    pub(crate) fn place_key(&mut self, database: u8, key: &[u8]) -> Placed {
+        let home = self.home_mut();
+        match home.foreseen.find_key(u32::from(database), key) {
+            Some(place) => Placed { place, asked: true },
+            None => home.store().place_key(database, key).into(),
+        }
+    }
+
     /// Runs `with` with the key under which a field is stored and its place in the index.
     #[inline]
     pub(crate) fn with_field<R>(
         &mut self,
         name: &FieldName<'_>,
-        with: impl FnOnce(&mut Self, &[u8], u64) -> R,
+        with: impl FnOnce(&mut Self, &[u8], Placed) -> R,
     ) -> R {
         let mut foreseen = std::mem::take(&mut self.home_mut().foreseen);
         let kept = foreseen.bytes.len();
         let (stored, place) = match foreseen.find(name) {
-            Some(found) => found,
-            None => foreseen.work_out(self.store(), name),
+            Some((stored, place)) => (stored, Placed { place, asked: true }),
+            None => {
+                let (stored, place) = foreseen.work_out(self.store(), name);
+                (stored, place.into())
+            }
         };
         let result = with(self, &foreseen.bytes[stored], place);
         foreseen.bytes.truncate(kept);
@@ -156,7 +226,19 @@ mod tests {
                 told(b"row", b"c"),
             ];
             assert_eq!(keys.expect(0, all.into_iter()), 5);
-            assert_eq!(keys.home_mut().foreseen.fields.len(), 3, "of the row alone");
+            assert_eq!(keys.home_mut().foreseen.fields.all.len(), 3, "of the row alone");
+            for (key, asked) in [
+                (b"row".as_slice(), true),
+                (b"row", true),
+                (b"other", false),
+                (b"string", true),
+                (b"row", false),
+                (b"nothing", true),
+            ] {
+                let placed = keys.place_key(0, key);
+                assert_eq!((placed.place, placed.asked), (keys.store().place_key(0, key), asked));
+                assert!(!keys.place_key(1, key).asked, "of another database");
+            }
             // A read and a write of the same field, and so on; `next` moves where a look-up was foreseen.
             for (field, there, next) in [
                 (b"a", true, 1),
@@ -166,7 +248,7 @@ mod tests {
                 (b"a", true, 3),
             ] {
                 let found = keys.field(0, b"row", &row, field).unwrap();
-                assert_eq!((found.is_some(), keys.home_mut().foreseen.next), (there, next));
+                assert_eq!((found.is_some(), keys.home_mut().foreseen.fields.next), (there, next));
             }
             assert!(!keys.put_field(0, b"row", &mut row, b"b", &[b"new"]).unwrap());
             assert!(keys.delete_field(0, b"row", &mut row, b"a").unwrap());

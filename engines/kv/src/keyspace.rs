@@ -4,10 +4,11 @@
 //! of the *home* shard, so that a batch lies in one segment, while each key's index stays with
 //! its own shard.
 
+use crate::foreseen::Placed;
 use crate::index::POSITION_BITS;
 use crate::replica::Effects;
 use crate::shard::ahead::{Ahead, Expected, Owners};
-use crate::shard::{EntryRef, PutOptions, Shard};
+use crate::shard::{EntryRef, PutOptions, Shard, Stored};
 use crate::store::Store;
 use crate::{KvError, Version};
 
@@ -165,7 +166,7 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: [`KvError::WrongShard`], [`KvError::Database`].
     pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        let hash = self.store().place_key(database, key);
+        let hash = self.place_key(database, key).place;
         let owner = self.shard(self.store().owner_of(hash))?;
         let found = owner.lookup_at(database, hash, key);
         // A key found expired is deleted on the way, and that may move the open batch.
@@ -264,25 +265,27 @@ impl<'a> Keyspace<'a> {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         Shard::check_database(database)?;
-        let hash = self.store().place_key(database, key);
-        self.put_at(u32::from(database), hash, key, value, options)
+        let place = self.place_key(database, key);
+        let stored = self.put_at(u32::from(database), place, key, value, options)?;
+        Ok(stored.version)
     }
 
-    /// As [`Keyspace::put`], in any namespace and where the hash is known.
+    /// As [`Keyspace::put`], in any namespace and where the place is known.
     pub(crate) fn put_at(
         &mut self,
         namespace: u32,
-        hash: u64,
+        placed: Placed,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
-    ) -> Result<Version, KvError> {
+    ) -> Result<Stored, KvError> {
+        let hash = placed.place;
         if let Shards::One(shard) = &mut self.shards {
             let needed = shard.store().owner_of(hash);
             if needed != shard.index() {
                 return Err(KvError::WrongShard { needed });
             }
-            return shard.put_hashed(namespace, hash, key, value, options);
+            return shard.put_placed(namespace, placed, key, value, options);
         }
         self.check_all_writable()?;
         let (home, owner) = self.home_and_owner(hash)?;
@@ -300,10 +303,10 @@ impl<'a> Keyspace<'a> {
         self.spread_moves();
         let owner = self.shard(self.store().owner_of(hash))?;
         owner.note_expiry(options.expires_at_ms);
-        owner.install(namespace, hash, key, &appended);
+        let new = owner.install(namespace, hash, key, &appended);
         owner.lean(true);
         self.effects.put(namespace, key, value, options);
-        Ok(appended.version)
+        Ok(Stored { version: appended.version, new })
     }
 
     /// As [`Shard::put`], for a home whose batch may hold keys of other shards.
@@ -314,7 +317,7 @@ impl<'a> Keyspace<'a> {
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
-    ) -> Result<Version, KvError> {
+    ) -> Result<Stored, KvError> {
         let home = self.home_mut();
         let admitted = home.admit_own(namespace, key, value.iter().map(|part| part.len()).sum());
         let appended =
@@ -322,8 +325,8 @@ impl<'a> Keyspace<'a> {
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
         let appended = appended?;
-        self.home_mut().install(namespace, hash, key, &appended);
-        Ok(appended.version)
+        let new = self.home_mut().install(namespace, hash, key, &appended);
+        Ok(Stored { version: appended.version, new })
     }
 
     /// Deletes a key; see [`Shard::delete`].

@@ -13,6 +13,7 @@
 
 use crate::entry::{Header, Sealer};
 use crate::expiries::is_beside;
+use crate::row_ends::{self, ROW_ENDS};
 use crate::rows::database_of;
 use crate::siphash::SipHash;
 use crate::space::{IN_ROWS, row_of};
@@ -76,8 +77,15 @@ impl Placement {
             return 0;
         }
         let decides = if namespace & IN_ROWS == 0 { key } else { row_of(key) };
-        // Fields lie with the key whose row they are, and expiries with their value.
-        let namespace = if is_beside(namespace) { database_of(namespace) } else { namespace };
+        // Fields lie with the key whose row they are, expiries with their value, and the mark of a row that
+        // ended with the row.
+        let namespace = if is_beside(namespace) {
+            database_of(namespace)
+        } else if namespace == ROW_ENDS {
+            row_ends::namespace_of(key).unwrap_or(namespace)
+        } else {
+            namespace
+        };
         shard_of_hash(hash_in(self.seed, namespace, decides), self.shards)
     }
 

@@ -33,8 +33,8 @@ impl Effects {
     /// A key got this value.
     pub fn put(&mut self, namespace: u32, key: &[u8], value: &[&[u8]], options: PutOptions) {
         let Some(sum) = &mut self.0 else { return };
-        if crate::expiries::is_expiries(namespace) {
-            // Told of the value that it stands beside.
+        if crate::expiries::is_expiries(namespace) || namespace == crate::row_ends::ROW_ENDS {
+            // Told of the value that it stands beside, and of the row that ended.
             return;
         }
         let mut check = check_of(namespace, key);
@@ -61,6 +61,13 @@ impl Effects {
         let Some(sum) = &mut self.0 else { return };
         let check = u64::from(check_of(namespace, stream));
         *sum = sum.wrapping_add(mixed([check, u64::from(namespace) | 1 << 40, first]));
+    }
+
+    /// A row ended.
+    pub fn delete_row(&mut self, namespace: u32, row: &[u8]) {
+        let Some(sum) = &mut self.0 else { return };
+        let check = u64::from(check_of(namespace, row));
+        *sum = sum.wrapping_add(mixed([check, u64::from(namespace) | 1 << 41, u64::MAX]));
     }
 
     /// A key that was there was deleted.

@@ -28,6 +28,7 @@ use crate::fault::{self, KnownBug};
 use crate::foreseen::FieldName;
 use crate::ordered::Keys;
 use crate::recover::RecoveredHead;
+use crate::row_ends::RowEnds;
 use crate::segments::SegmentState;
 use crate::shard::upkeep::Swept;
 use crate::shard::{EntryRef, PutOptions, Shard, read_header, read_key};
@@ -97,6 +98,17 @@ pub struct Row {
 }
 
 impl Row {
+    /// A row whose head is stored.
+    pub(crate) fn told(
+        kind: u8,
+        version: Version,
+        length: u64,
+        expires_at_ms: u64,
+        generation: u64,
+    ) -> Self {
+        Self { kind, version, length, expires_at_ms, generation, headed: true }
+    }
+
     fn field<'k>(&self, database: u8, key: &'k [u8], field: &'k [u8]) -> FieldName<'k> {
         FieldName { database: u32::from(database), key, generation: self.generation, field }
     }
@@ -119,6 +131,8 @@ pub(crate) struct Ended {
     again: bool,
     /// Databases and keys of rows that a crash left without a field.
     hollow: Vec<(u32, Vec<u8>)>,
+    /// Rows of services that ended.
+    pub marks: RowEnds,
 }
 
 /// Where a sweep begins.
@@ -134,6 +148,7 @@ impl Default for Ended {
             sweep: ALL_ROWS,
             again: false,
             hollow: Vec::new(),
+            marks: RowEnds::default(),
         }
     }
 }
@@ -141,7 +156,7 @@ impl Default for Ended {
 impl Ended {
     /// True when no row is known to have ended.
     pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        self.rows.is_empty() && self.marks.is_empty()
     }
 
     /// The value of a key that had an expiry beside it was stored anew, or is gone.
@@ -251,8 +266,19 @@ impl Keyspace<'_> {
     ///
     /// Errors: as [`Keyspace::lookup`]; [`KvError::Damaged`].
     pub fn row(&mut self, database: u8, key: &[u8]) -> Result<Option<Row>, KvError> {
+        // Only the shard of a key knows its row.
+        for shard in self.shards_mut() {
+            if let Some(row) = shard.known_row(database, key) {
+                return Ok(Some(row));
+            }
+        }
         let Some(entry) = self.lookup(database, key)? else { return Ok(None) };
-        self.row_at(database, &entry).map(Some)
+        let row = self.row_at(database, &entry)?;
+        if is_row_kind(row.kind) {
+            let owner = self.store().owner_of(entry.hash);
+            self.shard(owner)?.keep_row(database, &entry, key, row.generation);
+        }
+        Ok(Some(row))
     }
 
     /// As [`Keyspace::row`], where the entry of the database's key is known.
@@ -269,9 +295,8 @@ impl Keyspace<'_> {
             let owner = self.store().owner_of(entry.hash);
             fields = self.shard(owner)?.counted(fields_of(u32::from(database)), generation);
         }
-        let (kind, expires_at_ms) = (entry.kind, entry.expires_at_ms);
-        let (version, length) = (entry.changed.max(fields.changed), fields.count);
-        Ok(Row { kind, version, length, expires_at_ms, generation, headed: true })
+        let version = entry.changed.max(fields.changed);
+        Ok(Row::told(entry.kind, version, fields.count, entry.expires_at_ms, generation))
     }
 
     /// A row of `kind` without fields, to be put where there is none. It comes to be with its first
@@ -315,8 +340,8 @@ impl Keyspace<'_> {
     ) -> Result<Option<EntryRef>, KvError> {
         let namespace = fields_of(u32::from(database));
         self.with_field(&row.field(database, key, field), |keys, stored, place| {
-            let shard = keys.shard(keys.store().owner_of(place))?;
-            let found = shard.find(namespace, place, stored);
+            let shard = keys.shard(keys.store().owner_of(place.place))?;
+            let found = shard.find(namespace, place.place, stored);
             Ok(found.and_then(|id| shard.live_entry(namespace, id)))
         })
     }
@@ -333,16 +358,13 @@ impl Keyspace<'_> {
         value: &[&[u8]],
     ) -> Result<bool, KvError> {
         let namespace = fields_of(u32::from(database));
-        let generation = row.generation;
         let new = self.with_field(&row.field(database, key, field), |keys, stored, place| {
             let limit = crate::entry::KEY_LIMIT;
             if stored.len() > limit {
                 return Err(KvError::KeyTooLong { length: stored.len(), limit });
             }
-            let owner = keys.store().owner_of(place);
-            let before = keys.shard(owner)?.spaces.open(namespace).counted.get(generation).count;
-            keys.put_at(namespace, place, stored, value, PutOptions::default())?;
-            Ok(keys.shard(owner)?.counted(namespace, generation).count > before)
+            keys.shard(keys.store().owner_of(place.place))?.spaces.open(namespace);
+            Ok(keys.put_at(namespace, place, stored, value, PutOptions::default())?.new)
         })?;
         row.length += u64::from(new);
         Ok(new)

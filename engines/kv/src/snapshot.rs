@@ -1,7 +1,7 @@
 //! Point-in-time snapshots: written while the store goes on, restored into an empty pool.
 //!
 //! ```text
-//! header  40 B   "BEEKVSNP" | format u32 = 3, with streams 4 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
+//! header  40 B   "BEEKVSNP" | format u32 = 3, with streams 4, with ends of rows 5 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
 //! block          length u32 | records u32 | crc32c u32 | payload
 //! record  32 B   version u64 | expires_at_ms u64 | value_length u32 | key_length u16 | kind u8 |
 //!                flags u8 | namespace u32 | 4 zeros, then key, then value
@@ -38,8 +38,10 @@ use crate::{Keyspace, KvError, Opened, StoreOptions, Version};
 
 const MAGIC: &[u8; 8] = b"BEEKVSNP";
 /// Since 2 a record's namespace has 32 bits; 1 has databases only, in the same place. Since 3 the head
-/// of a row does not keep its length, and changed expiries stand beside values. With 4 there are streams.
-const FORMAT: u32 = 4;
+/// of a row does not keep its length, and changed expiries stand beside values. With 4 there are streams,
+/// with 5 rows of services that ended.
+const FORMAT: u32 = 5;
+const STREAM_FORMAT: u32 = 4;
 const PLAIN_FORMAT: u32 = 3;
 const HEAD_BYTES: usize = 40;
 const RECORD_BYTES: usize = 32;
@@ -81,8 +83,8 @@ pub struct Snapshot {
     /// Of every namespace there is; entries of others are dead.
     barriers: BTreeMap<u32, Version>,
     version: Version,
-    /// A namespace of streams is among them.
-    has_streams: bool,
+    /// That of the file.
+    format: u32,
 }
 
 /// A segment of a snapshot.
@@ -170,11 +172,19 @@ impl Keyspace<'_> {
         if free.is_err() {
             return Err(KvError::SnapshotInProgress);
         }
+        let ended = |shard: &mut crate::Shard| !shard.ended.marks.is_empty();
+        let format = if self.shards_mut().any(ended) {
+            FORMAT
+        } else if store.namespaces().iter().any(|(_, options)| options.stream) {
+            STREAM_FORMAT
+        } else {
+            PLAIN_FORMAT
+        };
         Ok(Snapshot {
             segments: store.table.all().into_iter().map(Covered::now).collect(),
             barriers: store.barriers(),
             version: store.newest_version(),
-            has_streams: store.namespaces().iter().any(|(_, options)| options.stream),
+            format,
             store,
         })
     }
@@ -276,8 +286,7 @@ impl Snapshot {
             records: 0,
             report: SnapshotReport { version: self.version, ..SnapshotReport::default() },
         };
-        let format = if self.has_streams { FORMAT } else { PLAIN_FORMAT };
-        out.head(format, self.store.clock.unix_ms())?;
+        out.head(self.format, self.store.clock.unix_ms())?;
         let (mut copy, mut questions) = (Vec::new(), Questions::default());
         for Covered { state, tail, holds_runs, is_looked_up } in &self.segments {
             if self.store.snapshots.load(Ordering::Acquire) == GIVEN_UP {

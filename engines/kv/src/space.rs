@@ -254,7 +254,7 @@ impl Keyspace<'_> {
     }
 
     /// A namespace that holds keys.
-    fn keyed(&self, number: u32) -> Result<Space, KvError> {
+    pub(crate) fn keyed(&self, number: u32) -> Result<Space, KvError> {
         let space = self.space(number)?;
         if space.options.stream {
             return Err(KvError::NamespaceKind { number, reason: "holds streams, not keys" });
@@ -294,7 +294,7 @@ impl Keyspace<'_> {
         let key = space.stored(key.into())?;
         let hash = self.store().place(space.tagged, &key);
         let options = self.with_life(&space, options);
-        self.put_at(space.tagged, hash, &key, value, options)
+        Ok(self.put_at(space.tagged, hash.into(), &key, value, options)?.version)
     }
 
     fn with_life(&self, space: &Space, options: PutOptions) -> PutOptions {
@@ -489,7 +489,7 @@ impl Keyspace<'_> {
         match this.change {
             Change::Put { value, options } => {
                 let options = self.with_life(space, options);
-                self.put_at(space.tagged, *hash, key, value, options)
+                Ok(self.put_at(space.tagged, (*hash).into(), key, value, options)?.version)
             }
             Change::Delete => self.delete_at(space.tagged, key).map(|_| 0),
             Change::Append { value } => {
@@ -712,7 +712,7 @@ fn stored_bounds(space: &Space, range: &Range<'_>) -> Result<Bounds, KvError> {
 }
 
 /// The least key greater than all that begin with `prefix`; none where all of it is 255.
-fn behind_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn behind_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
     let mut behind = prefix[..=last].to_vec();
     behind[last] += 1;

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::options::Eviction;
 use crate::shard::Shard;
-use crate::space::IN_ROWS;
+use crate::shard::upkeep::{SLICES_PER_WRITE, Swept};
+use crate::space::{FIRST_NAMESPACE, IN_ROWS};
 use crate::stats;
 use crate::store::{Store, code_of};
 use crate::{Keyspace, KvError};
@@ -105,12 +106,21 @@ impl Shard {
         bytes: u64,
         together: u64,
     ) -> Result<(), KvError> {
+        if namespace & !IN_ROWS < FIRST_NAMESPACE {
+            return Ok(());
+        }
         let Some(account) = self.spaces.account(namespace).map(Arc::clone) else { return Ok(()) };
         let Some((policy, limit, share)) = account.limits() else { return Ok(()) };
+        let mut slices = 0;
         loop {
             let used = account.bytes();
             if used.saturating_add(together) <= limit {
                 return Ok(());
+            }
+            slices += 1;
+            // Keys of rows that ended are the first to go.
+            if slices <= SLICES_PER_WRITE && self.sweep_row_ends(true)? == Swept::Some {
+                continue;
             }
             if policy != Eviction::NoEviction {
                 if together <= limit && account.part(self.index) + bytes <= share {

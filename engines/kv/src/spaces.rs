@@ -4,9 +4,10 @@
 //! found by number. A namespace of a service has an index as a database has, and an ordered one has
 //! its keys in order beside it.
 
-use crate::INDEXES;
+use std::cell::Cell;
 use std::sync::Arc;
 
+use crate::INDEXES;
 use crate::counted::Counted;
 use crate::index::Index;
 use crate::ordered::Ordered;
@@ -31,11 +32,13 @@ pub(crate) struct Spaces {
     first: [Option<Box<Index>>; INDEXES],
     /// In order of number.
     extra: Vec<Extra>,
+    /// Where the one lies that was asked for last: a request stays with few.
+    last: Cell<usize>,
 }
 
 impl Default for Spaces {
     fn default() -> Self {
-        Self { first: std::array::from_fn(|_| None), extra: Vec::new() }
+        Self { first: std::array::from_fn(|_| None), extra: Vec::new(), last: Cell::new(0) }
     }
 }
 
@@ -66,19 +69,32 @@ impl Spaces {
         &mut self.open(namespace).index
     }
 
-    pub fn extra(&self, namespace: u32) -> Option<&Extra> {
-        let at = self.extra.binary_search_by_key(&namespace, |extra| extra.number).ok()?;
-        self.extra.get(at)
+    #[inline]
+    fn place(&self, namespace: u32) -> Result<usize, usize> {
+        let last = self.last.get();
+        if self.extra.get(last).is_some_and(|extra| extra.number == namespace) {
+            return Ok(last);
+        }
+        let found = self.extra.binary_search_by_key(&namespace, |extra| extra.number);
+        if let Ok(at) = found {
+            self.last.set(at);
+        }
+        found
     }
 
+    #[inline]
+    pub fn extra(&self, namespace: u32) -> Option<&Extra> {
+        self.place(namespace).ok().and_then(|at| self.extra.get(at))
+    }
+
+    #[inline]
     pub fn extra_mut(&mut self, namespace: u32) -> Option<&mut Extra> {
-        let at = self.extra.binary_search_by_key(&namespace, |extra| extra.number).ok()?;
-        self.extra.get_mut(at)
+        self.place(namespace).ok().and_then(|at| self.extra.get_mut(at))
     }
 
     /// A service's namespace, made where there is none.
     pub fn open(&mut self, namespace: u32) -> &mut Extra {
-        let at = match self.extra.binary_search_by_key(&namespace, |extra| extra.number) {
+        let at = match self.place(namespace) {
             Ok(at) => at,
             Err(at) => {
                 let index = Index::default();

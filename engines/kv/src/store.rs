@@ -35,8 +35,10 @@ pub(crate) mod root {
     pub const ACCEPTED: usize = 21;
 }
 
-/// Format version of a store with streams.
-pub(crate) const STORE_FORMAT: u64 = 4;
+/// Format version of a store in which a service's row ended.
+pub(crate) const STORE_FORMAT: u64 = 5;
+/// Format version of one with streams.
+const STREAM_FORMAT: u64 = 4;
 /// Format version of one without: since 2 there are namespaces behind the databases, since 3 the head of
 /// a row does not keep its length, and changed expiries stand beside values. Older ones are read, and become 3 when they are opened.
 const PLAIN_FORMAT: u64 = 3;
@@ -214,6 +216,11 @@ impl Store {
 
     /// As [`Store::raise_format`], before the first entry of a stream.
     pub(crate) fn raise_format_for_streams(&self) -> Result<(), PmemError> {
+        self.raise_format_to(STREAM_FORMAT)
+    }
+
+    /// As [`Store::raise_format`], before the first mark of a row that ended.
+    pub(crate) fn raise_format_for_row_ends(&self) -> Result<(), PmemError> {
         self.raise_format_to(STORE_FORMAT)
     }
 
@@ -438,6 +445,7 @@ impl Store {
             None if crate::expiries::is_beside(namespace) => {
                 self.barrier(crate::rows::database_of(namespace))
             }
+            None if namespace == crate::row_ends::ROW_ENDS => self.barrier(SYSTEM_NAMESPACE),
             None => self.catalog.since(namespace),
         }
     }

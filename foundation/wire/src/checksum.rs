@@ -35,6 +35,22 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     ::crc32c::crc32c_append(crc, bytes)
 }
 
+/// CRC-32C of `first`, `second` and all of `rest` in a row: in one go, since short pieces cost less than
+/// finding out what the processor can do.
+#[must_use]
+#[inline]
+pub fn crc32c_joined<const N: usize>(first: &[u8; N], second: &[u8], rest: &[&[u8]]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("sse4.2")
+        && std::arch::is_x86_feature_detected!("pclmulqdq")
+    {
+        // SAFETY: the instructions were just found to be there.
+        return unsafe { hardware::joined(first, second, rest) };
+    }
+    let crc = ::crc32c::crc32c_append(::crc32c::crc32c(first), second);
+    rest.iter().fold(crc, |crc, piece| ::crc32c::crc32c_append(crc, piece))
+}
+
 #[cfg(target_arch = "x86_64")]
 mod hardware {
     use std::arch::x86_64::{
@@ -69,8 +85,45 @@ mod hardware {
 
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) fn append(crc: u32, bytes: &[u8]) -> u32 {
-        let mut sum = u64::from(!crc);
+        !summed(!crc, bytes)
+    }
+
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    pub(super) fn joined<const N: usize>(first: &[u8; N], second: &[u8], rest: &[&[u8]]) -> u32 {
+        let mut sum = summed(summed(!0, first), second);
+        for piece in rest {
+            sum = summed(sum, piece);
+        }
+        !sum
+    }
+
+    /// Goes on with a sum that is not yet inverted.
+    #[inline]
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    fn summed(sum: u32, bytes: &[u8]) -> u32 {
+        let mut sum = u64::from(sum);
         let (mut words, mut rest) = bytes.as_chunks::<8>();
+        if bytes.len() >= SPLIT_BYTES {
+            (sum, words) = split(sum, words);
+        }
+        for word in words {
+            sum = _mm_crc32_u64(sum, u64::from_le_bytes(*word));
+        }
+        let mut sum = sum as u32;
+        if let Some((word, tail)) = rest.split_first_chunk::<4>() {
+            sum = _mm_crc32_u32(sum, u32::from_le_bytes(*word));
+            rest = tail;
+        }
+        for byte in rest {
+            sum = _mm_crc32_u8(sum, *byte);
+        }
+        sum
+    }
+
+    /// Goes on with a sum over whole parts of `words`; those that are left make no three of them.
+    #[inline(never)]
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    fn split(mut sum: u64, mut words: &[[u8; 8]]) -> (u64, &[[u8; 8]]) {
         while words.len() * 8 >= SPLIT_BYTES {
             let part = (words.len() / 3).min(PART_WORDS);
             let (first, others) = words.split_at(part);
@@ -85,18 +138,7 @@ mod hardware {
             sum = shift(sum, 2 * part) ^ shift(b, part) ^ c;
             words = others;
         }
-        for word in words {
-            sum = _mm_crc32_u64(sum, u64::from_le_bytes(*word));
-        }
-        let mut sum = sum as u32;
-        if let Some((word, tail)) = rest.split_first_chunk::<4>() {
-            sum = _mm_crc32_u32(sum, u32::from_le_bytes(*word));
-            rest = tail;
-        }
-        for byte in rest {
-            sum = _mm_crc32_u8(sum, *byte);
-        }
-        !sum
+        (sum, words)
     }
 
     /// `sum` as it is after `words` words of zeros.
@@ -143,6 +185,12 @@ mod tests {
                 .collect();
             let bytes = &bytes[start.min(bytes.len())..];
             prop_assert_eq!(crc32c_append(crc, bytes), ::crc32c::crc32c_append(crc, bytes));
+            if let Some((first, others)) = bytes.split_first_chunk::<28>() {
+                let (second, third) = others.split_at(others.len() / 3);
+                let (third, fourth) = third.split_at(third.len() / 2);
+                let expected = ::crc32c::crc32c(bytes);
+                prop_assert_eq!(crc32c_joined(first, second, &[third, fourth]), expected);
+            }
         }
     }
 }

@@ -4,4 +4,4 @@
 
 pub mod checksum;
 
-pub use checksum::{crc32c, crc32c_append};
+pub use checksum::{crc32c, crc32c_append, crc32c_joined};

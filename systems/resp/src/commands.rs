@@ -12,7 +12,7 @@ pub(crate) mod slow;
 pub(crate) mod strings;
 pub(crate) mod transactions;
 
-use beeline_kv::{EntryRef, KEYS_AHEAD, Keyspace, PutOptions};
+use beeline_kv::{EntryRef, Expected, KEYS_AHEAD, Keyspace, PutOptions};
 
 use crate::args::Args;
 use crate::error::CommandError;
@@ -159,6 +159,17 @@ impl<'c> Call<'c, '_> {
         }
     }
 
+    /// As [`Self::look_ahead`], of the fields of a hash that lie there.
+    #[inline]
+    pub(crate) fn look_ahead_in(&mut self, key: &[u8], index: usize, first: usize, step: usize) {
+        if (index - first).is_multiple_of(KEYS_AHEAD * step) && self.args.len() > first + step {
+            let args = self.args;
+            let fields = (index..args.len()).step_by(step);
+            let fields = fields.map(|index| Expected { key, field: Some(args.get(index)) });
+            self.store.expect(self.database, fields);
+        }
+    }
+
     /// The entry of a key, whatever its type.
     #[inline]
     pub(crate) fn lookup(&mut self, key: &[u8]) -> Result<Option<EntryRef>, CommandError> {
@@ -181,7 +192,7 @@ impl<'c> Call<'c, '_> {
     }
 
     #[inline]
-    fn count_read(&mut self, found: bool) {
+    pub(crate) fn count_read(&mut self, found: bool) {
         if found {
             self.counters.hits += 1;
         } else {

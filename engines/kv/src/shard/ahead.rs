@@ -82,6 +82,12 @@ impl<'k> Ahead<'k> {
     #[inline]
     pub fn ask(&self, database: u8, foreseen: &mut Foreseen, shards: &mut impl Owners) -> usize {
         let namespace = u32::from(database);
+        foreseen.clear();
+        for (at, &place) in self.places[..self.used].iter().enumerate() {
+            if !self.fields || at == 0 || self.places[at - 1] != place {
+                foreseen.push_key(namespace, self.all[at].key, place);
+            }
+        }
         for entries in [false, true] {
             for (at, &place) in self.places[..self.used].iter().enumerate() {
                 if self.fields && at > 0 && self.places[at - 1] == place {
@@ -101,7 +107,6 @@ impl<'k> Ahead<'k> {
     }
 
     fn ask_fields(&self, database: u32, foreseen: &mut Foreseen, shards: &mut impl Owners) {
-        foreseen.clear();
         let namespace = fields_of(database);
         let mut places = [None; KEYS_AHEAD];
         let mut row = None;

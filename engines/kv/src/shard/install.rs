@@ -12,24 +12,31 @@ use crate::shard::log::Appended;
 use crate::stats;
 
 impl Shard {
-    /// Makes `appended` the newest entry of its key, whose index this shard holds.
-    pub(crate) fn install(&mut self, namespace: u32, hash: u64, key: &[u8], appended: &Appended) {
+    /// Makes `appended` the newest entry of its key, whose index this shard holds. True where it is a value
+    /// and the key was not there; of a key with a place in an order, where it has come into that.
+    pub(crate) fn install(
+        &mut self,
+        namespace: u32,
+        hash: u64,
+        key: &[u8],
+        appended: &Appended,
+    ) -> bool {
         let found = self.find(namespace, hash, key);
-        if let Some(id) = found
+        let index = self.spaces.get(namespace);
+        let before = found.and_then(|id| index.map(|index| *index.slot(id)));
+        if let Some(before) = before
             && self.spaces.has_extra()
             && namespace < u32::from(crate::DATABASES)
-            && let Some(before) = self.spaces.get(namespace).map(|index| *index.slot(id))
         {
             self.note_row(namespace, before, appended.location, key);
         }
-        let index = self.spaces.get(namespace);
-        let held = found
-            .and_then(|id| index.map(|index| !index.slot(id).location.is_absent()))
-            .unwrap_or_default();
+        let held = before.is_some_and(|slot| !slot.location.is_absent());
         self.install_found(namespace, hash, found, appended);
-        if namespace >= crate::INDEXES as u32 {
-            self.note_order(namespace, key, appended, held);
+        let came = !held && !appended.location.is_absent();
+        if namespace < crate::INDEXES as u32 {
+            return came;
         }
+        self.note_order(namespace, key, appended, held).unwrap_or(came)
     }
 
     /// Takes a key without an entry out of the order.
@@ -43,26 +50,33 @@ impl Shard {
     }
 
     /// Keeps the order of an ordered namespace: a key is in it while its newest entry is a value. Where
-    /// one was `held` already, it is in the order. Rows' fields are counted as they come and go.
-    fn note_order(&mut self, namespace: u32, key: &[u8], appended: &Appended, held: bool) {
-        let Some(extra) = self.spaces.extra_mut(namespace) else { return };
-        let Some(ordered) = &mut extra.ordered else { return };
+    /// one was `held` already, it is in the order. Rows' fields are counted as they come and go. Whether the
+    /// key came; `None` where there is no order.
+    fn note_order(
+        &mut self,
+        namespace: u32,
+        key: &[u8],
+        appended: &Appended,
+        held: bool,
+    ) -> Option<bool> {
+        let extra = self.spaces.extra_mut(namespace)?;
+        let ordered = extra.ordered.as_mut()?;
         let absent = appended.location.is_absent();
         let moved = match (absent, held) {
             (true, _) => ordered.remove(key),
             (false, true) => false,
             (false, false) => ordered.insert(key),
         };
-        if !crate::rows::is_fields(namespace) {
-            return;
+        if crate::rows::is_fields(namespace) {
+            match (moved, absent) {
+                (true, true) => extra.counted.left(key, appended.version),
+                (true, false) => extra.counted.came(key, appended.version),
+                (false, false) => extra.counted.changed(key, appended.version),
+                // Deleted once more.
+                (false, true) => {}
+            }
         }
-        match (moved, absent) {
-            (true, true) => extra.counted.left(key, appended.version),
-            (true, false) => extra.counted.came(key, appended.version),
-            (false, false) => extra.counted.changed(key, appended.version),
-            // Deleted once more.
-            (false, true) => {}
-        }
+        Some(moved && !absent)
     }
 
     /// As [`Shard::install`] where the slot is known.
@@ -109,6 +123,7 @@ impl Shard {
         appended: &Appended,
         leaves_stale: bool,
     ) {
+        self.known_row.forget(hash);
         let second = self.use_second;
         let index = self.spaces.get_or_insert(namespace);
         let fresh = Slot {

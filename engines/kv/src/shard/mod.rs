@@ -23,8 +23,9 @@ use beeline_pmem::Persister;
 use crate::entry::{self, EXPIRES, HEADER_BYTES, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::feed::{EventKind, Waiting};
-use crate::foreseen::Foreseen;
+use crate::foreseen::{Foreseen, Placed};
 use crate::index::{Location, Slot, SlotId};
+use crate::known_row::KnownRow;
 use crate::random::Xorshift;
 use crate::rows::Ended;
 use crate::segments::SegmentCache;
@@ -72,6 +73,14 @@ pub struct PutOptions {
     pub expires_at_ms: u64,
 }
 
+/// What became of a put.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored {
+    pub version: Version,
+    /// The key was not there before: see [`Shard::install`].
+    pub new: bool,
+}
+
 /// What a slice of maintenance did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Maintenance {
@@ -106,6 +115,7 @@ pub struct Shard {
     pub(crate) random: Xorshift,
     pub(crate) scratch: Vec<u8>,
     pub(crate) foreseen: Foreseen,
+    pub(crate) known_row: KnownRow,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
     use_second: u16,
     poisoned: bool,
@@ -137,6 +147,7 @@ impl Shard {
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
             foreseen: Foreseen::default(),
+            known_row: KnownRow::default(),
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
             leans: false,
@@ -157,7 +168,7 @@ impl Shard {
         &self.store
     }
 
-    fn counters(&self) -> &ShardCounters {
+    pub(crate) fn counters(&self) -> &ShardCounters {
         &self.store.counters[self.index]
     }
 
@@ -308,7 +319,7 @@ impl Shard {
     }
 
     #[inline]
-    fn mark_used(&mut self, namespace: u32, id: SlotId) {
+    pub(crate) fn mark_used(&mut self, namespace: u32, id: SlotId) {
         let second = self.use_second;
         if let Some(index) = self.spaces.get_mut(namespace) {
             index.slot_mut(id).last_use = second;
@@ -327,6 +338,9 @@ impl Shard {
         // A client may have scribbled over the lengths: what is used never exceeds the slot.
         if header.used_bytes() > slot.slot_bytes() {
             stats::add(&self.counters().damaged, 1);
+            return None;
+        }
+        if self.is_of_ended_row(namespace, &slot, &header) {
             return None;
         }
         let (expires_at_ms, changed) = self.expiry_of(namespace, &slot, &header);
@@ -403,28 +417,33 @@ impl Shard {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         Self::check_database(database)?;
-        let hash = self.store.place_key(database, key);
-        self.put_hashed(u32::from(database), hash, key, value, options)
+        let placed = self.store.place_key(database, key).into();
+        Ok(self.put_placed(u32::from(database), placed, key, value, options)?.version)
     }
 
-    /// As [`Shard::put`] where the hash is known.
-    pub(crate) fn put_hashed(
+    /// As [`Shard::put`] where the place is known.
+    pub(crate) fn put_placed(
         &mut self,
         namespace: u32,
-        hash: u64,
+        placed: Placed,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
-    ) -> Result<Version, KvError> {
+    ) -> Result<Stored, KvError> {
+        let Placed { place: hash, asked } = placed;
         // The old entry's lines arrive while the new one is being written.
-        self.prefetch(namespace, hash);
+        if !asked {
+            self.prefetch(namespace, hash);
+        }
         let length = value.iter().map(|part| part.len()).sum();
         self.admit_own(namespace, key, length)?;
-        self.prefetch_entry(namespace, hash);
+        if !asked {
+            self.prefetch_entry(namespace, hash);
+        }
         let appended = self.append_put(namespace, hash, key, value, options)?;
         self.install_moves();
-        self.install(namespace, hash, key, &appended);
-        Ok(appended.version)
+        let new = self.install(namespace, hash, key, &appended);
+        Ok(Stored { version: appended.version, new })
     }
 
     /// Checks limits, and makes room under the memory limit unless it was `reserved` in the log

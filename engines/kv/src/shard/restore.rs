@@ -33,6 +33,9 @@ impl Shard {
         if record.is_appended() {
             return self.restore_appended(record, body);
         }
+        if record.namespace == crate::row_ends::ROW_ENDS {
+            self.store.raise_format_for_row_ends()?;
+        }
         let (key, value) = body.split_at(usize::from(record.key_length));
         let hash = self.store.place(record.namespace, key);
         if let Some(id) = self.find(record.namespace, hash, key)

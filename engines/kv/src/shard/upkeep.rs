@@ -21,7 +21,7 @@ const RETRY_NS: u64 = 1_000_000;
 /// Pause before a removal is tried again for which the pool had no room.
 const FULL_RETRY_NS: u64 = 100_000_000;
 /// Slices of an evicted row that a write removes before it goes on above the memory limit.
-const SLICES_PER_WRITE: u32 = 4;
+pub(crate) const SLICES_PER_WRITE: u32 = 4;
 /// Of the memory limit, the share by which writes may go beyond it before one of them commits so that
 /// fields of evicted rows may go; and the most it may be, in bytes.
 const BEYOND_SHARE: u64 = 64;
@@ -97,7 +97,12 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
-        for swept in [self.sweep_hollow_rows(), self.sweep_expiries(), self.sweep_rows(true)] {
+        for swept in [
+            self.sweep_hollow_rows(),
+            self.sweep_expiries(),
+            self.sweep_rows(true),
+            self.sweep_row_ends(true),
+        ] {
             match swept {
                 Ok(Swept::Nothing) => {}
                 Ok(Swept::Some) => did_work = true,
@@ -259,7 +264,10 @@ impl Shard {
                 slices += 1;
                 let beyond = (limit / BEYOND_SHARE).min(BEYOND_BYTES);
                 let commit = policy == Eviction::NoEviction || used + bytes > limit + beyond;
-                if slices <= SLICES_PER_WRITE && self.sweep_rows(commit)? == Swept::Some {
+                if slices <= SLICES_PER_WRITE
+                    && (self.sweep_rows(commit)? == Swept::Some
+                        || self.sweep_row_ends(commit)? == Swept::Some)
+                {
                     continue;
                 }
                 if policy != Eviction::NoEviction {

@@ -25,14 +25,25 @@ const NOT_A_FLOAT: CommandError = CommandError::Line("ERR hash value is not a fl
 
 /// The hash at a key, for a command that changes it.
 fn hash(call: &mut Call<'_, '_>, key: &[u8]) -> Result<Option<Row>, CommandError> {
-    let entry = call.lookup(key)?;
+    if call.touch {
+        return match call.store.row(call.database, key)? {
+            Some(row) if row.kind != KIND_HASH => Err(CommandError::WrongType),
+            row => Ok(row),
+        };
+    }
+    let entry = call.peek(key)?;
     of_entry(call, entry)
 }
 
 /// The hash at a key, for a command that reads it.
 fn hash_read(call: &mut Call<'_, '_>, key: &[u8]) -> Result<Option<Row>, CommandError> {
-    let entry = call.lookup_read(key)?;
-    of_entry(call, entry)
+    let row = hash(call, key);
+    match &row {
+        Ok(row) => call.count_read(row.is_some()),
+        Err(CommandError::WrongType) => call.count_read(true),
+        Err(_) => {}
+    }
+    row
 }
 
 fn of_entry(call: &mut Call<'_, '_>, entry: Option<EntryRef>) -> Result<Option<Row>, CommandError> {
@@ -54,6 +65,24 @@ fn field(
     }
 }
 
+/// Stores one field; whether it was new.
+fn store_one(
+    call: &mut Call<'_, '_>,
+    row: Option<Row>,
+    field: &[u8],
+    value: &[u8],
+) -> Result<bool, CommandError> {
+    let key = call.arg(1);
+    if let (Some(mut row), false, 0) = (row, call.in_batch, call.store.store().max_memory_bytes()) {
+        // One entry, which is stored or not; no batch, and nothing else to make room for.
+        call.store.store().check_field(key.len(), field.len(), value.len())?;
+        let new = call.store.put_field(call.database, key, &mut row, field, &[value])?;
+        call.store.put_head(call.database, key, &row)?;
+        return Ok(new);
+    }
+    store(call, row, std::iter::once((field, value))).map(|new| new > 0)
+}
+
 /// Stores fields with their values, and the head of a new hash, as one batch; how many were new. What
 /// there is no room for is refused as a whole.
 fn store<'v>(
@@ -66,16 +95,6 @@ fn store<'v>(
         call.store.store().check_field(key.len(), field.len(), value.len())?;
     }
     let mut row = row;
-    if !call.in_batch
-        && call.store.store().max_memory_bytes() == 0
-        && let Some(row) = &mut row
-        && let (Some((field, value)), None) = (pairs.clone().next(), pairs.clone().nth(1))
-    {
-        // One entry, which is stored or not; no batch, and nothing else to make room for.
-        let new = call.store.put_field(call.database, key, row, field, &[value])?;
-        call.store.put_head(call.database, key, row)?;
-        return Ok(u64::from(new));
-    }
     if !call.in_batch {
         let fields = pairs
             .clone()
@@ -90,7 +109,8 @@ fn store<'v>(
     };
     let mut new = 0;
     call.atomically(|call| {
-        for (field, value) in pairs {
+        for (at, (field, value)) in pairs.enumerate() {
+            call.look_ahead_in(key, 2 + 2 * at, 2, 2);
             let added = call.store.put_field(call.database, key, &mut row, field, &[value])?;
             new += u64::from(added);
         }
@@ -105,6 +125,9 @@ fn set_pairs(call: &mut Call<'_, '_>) -> Result<u64, CommandError> {
         return Err(CommandError::Arity { command: call.command.name });
     }
     let row = hash(call, call.arg(1))?;
+    if args.len() == 4 {
+        return store_one(call, row, args.get(2), args.get(3)).map(u64::from);
+    }
     let pairs = (2..args.len()).step_by(2).map(|at| (args.get(at), args.get(at + 1)));
     store(call, row, pairs)
 }
@@ -125,7 +148,7 @@ pub fn hsetnx(call: &mut Call<'_, '_>) -> CommandResult {
     let row = hash(call, call.arg(1))?;
     let free = field(call, row.as_ref(), call.arg(2))?.is_none();
     if free {
-        store(call, row, std::iter::once((call.arg(2), call.arg(3))))?;
+        store_one(call, row, call.arg(2), call.arg(3))?;
     }
     call.out.integer(i64::from(free));
     Ok(())
@@ -150,6 +173,7 @@ pub fn hmget(call: &mut Call<'_, '_>) -> CommandResult {
     let row = hash_read(call, call.arg(1))?;
     call.out.array(call.args.len() - 2);
     for at in 2..call.args.len() {
+        call.look_ahead_in(call.arg(1), at, 2, 1);
         reply_field(call, row.as_ref(), call.arg(at))?;
     }
     Ok(())
@@ -175,6 +199,7 @@ pub fn hdel(call: &mut Call<'_, '_>) -> CommandResult {
         }
         call.atomically(|call| {
             for at in 2..call.args.len() {
+                call.look_ahead_in(key, at, 2, 1);
                 let name = call.arg(at);
                 let gone = call.store.delete_field(call.database, key, &mut row, name)?;
                 removed += i64::from(gone);
@@ -256,7 +281,7 @@ pub fn hincrby(call: &mut Call<'_, '_>) -> CommandResult {
     };
     let new = old.checked_add(increment).ok_or(CommandError::Overflow)?;
     let text = Decimal::signed(new);
-    store(call, row, std::iter::once((call.arg(2), text.as_bytes())))?;
+    store_one(call, row, call.arg(2), text.as_bytes())?;
     call.out.integer(new);
     Ok(())
 }
@@ -274,7 +299,7 @@ pub fn hincrbyfloat(call: &mut Call<'_, '_>) -> CommandResult {
     let new = old.checked_add(increment).ok_or(CommandError::NotFinite)?;
     let mut text = Vec::new();
     new.write_to(&mut text);
-    store(call, row, std::iter::once((call.arg(2), text.as_slice())))?;
+    store_one(call, row, call.arg(2), &text)?;
     call.out.bulk(&text);
     Ok(())
 }

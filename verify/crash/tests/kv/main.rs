@@ -11,6 +11,7 @@ mod evicted;
 mod expiries;
 mod histories;
 mod namespaces;
+mod row_ends;
 mod rows;
 mod streams;
 mod world;
