@@ -64,10 +64,11 @@ impl Inner {
             }
             Operation::Send { local, immediate: None } => {
                 let Some((source, length)) = source(local) else { return false };
+                if connection.check_message().is_err() {
+                    return false;
+                }
                 // SAFETY: as above.
-                if connection.check_message().is_err()
-                    || !unsafe { connection.push_short(source, length) }
-                {
+                if !unsafe { connection.push_short(source, length) } {
                     return false;
                 }
                 (Opcode::Send, length)
