@@ -1,12 +1,13 @@
-//! One facade for atomics and cells: std, or loom under `--cfg loom`.
+//! One facade for atomics and cells: std, or loom under `--cfg loom`, in this crate's own tests. A crate with loom models
+//! of its own has these rings over std's atomics, as the memory of other processes has them.
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 pub use std::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
 };
 
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 pub use loom::sync::{
     Arc,
     atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
@@ -16,9 +17,9 @@ pub use loom::sync::{
 #[derive(Debug)]
 pub struct ProtocolCell<T>(Cell<T>);
 
-#[cfg(not(loom))]
+#[cfg(not(all(test, loom)))]
 type Cell<T> = std::cell::UnsafeCell<T>;
-#[cfg(loom)]
+#[cfg(all(test, loom))]
 type Cell<T> = loom::cell::UnsafeCell<T>;
 
 impl<T> ProtocolCell<T> {
@@ -28,13 +29,13 @@ impl<T> ProtocolCell<T> {
     }
 
     /// Runs `with` on the exclusive pointer to the value.
-    #[cfg(not(loom))]
+    #[cfg(not(all(test, loom)))]
     pub fn with_mut<R>(&self, with: impl FnOnce(*mut T) -> R) -> R {
         with(self.0.get())
     }
 
     /// Runs `with` on the exclusive pointer to the value.
-    #[cfg(loom)]
+    #[cfg(all(test, loom))]
     pub fn with_mut<R>(&self, with: impl FnOnce(*mut T) -> R) -> R {
         self.0.with_mut(with)
     }

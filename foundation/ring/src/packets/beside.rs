@@ -185,15 +185,20 @@ mod loom_tests {
                     theirs.tail.store(tail + 1, Ordering::Release);
                 }
             });
-            let tail = line.tail.load(Ordering::Acquire);
-            for position in 0..tail {
-                if let Some(words) = line.read(position) {
-                    assert_eq!(words, [u64::from(position) + 1; WORDS]);
+            let mut seen = 0;
+            while seen < 2 {
+                let tail = line.tail.load(Ordering::Acquire);
+                for position in seen..tail {
+                    if let Some(words) = line.read(position) {
+                        assert_eq!(words, [u64::from(position) + 1; WORDS]);
+                    }
                 }
-            }
-            // A copy of what is put now is there once its tail is, unless the next one is being made.
-            if tail == 2 {
-                assert!(line.read(1).is_some());
+                // A copy of what was put last is there once its tail is, unless the next one is being made.
+                assert!(tail < 2 || line.read(1).is_some());
+                if tail == seen {
+                    loom::thread::yield_now();
+                }
+                seen = tail;
             }
             sender.join().unwrap();
         });
