@@ -155,19 +155,14 @@ impl WriteBuffer {
                  contiguous"
             )));
         }
-        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        // SAFETY: the offset was checked to lie inside the buffer.
-        let target = unsafe { buffer.as_mut_ptr().add(offset) };
-        let (target, start, length) = (target.addr(), source.buf_ptr().addr(), source.len_bytes());
+        let (start, length) = (source.buf_ptr().expose_provenance(), source.len_bytes());
         // The copy may be long: other threads run meanwhile. `source` keeps its memory exported.
         py.detach(|| {
             let from: *const u8 = std::ptr::with_exposed_provenance(start);
-            let to: *mut u8 = std::ptr::with_exposed_provenance_mut(target);
-            // SAFETY: both ranges were checked and live through the call: the source is exported,
-            // the target is this buffer's, which is locked; memory of the store and of the
-            // interpreter do not overlap, and `copy` would allow it.
-            unsafe { std::ptr::copy(from, to, length) };
-        });
+            // SAFETY: the source is exported, and so readable, through the call.
+            unsafe { buffer.write_from(offset, from, length) }
+        })
+        .map_err(exception)?;
         Ok(())
     }
 

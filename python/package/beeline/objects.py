@@ -176,6 +176,8 @@ class Store:
             with memoryview(buffer) as view:
                 memory = pa.py_buffer(view)
                 sink = pa.FixedSizeBufferWriter(memory)
+                # A table's long columns, as other values' long parts.
+                sink.set_memcopy_threads(min(4, os.cpu_count() or 1))
                 with pa.ipc.new_stream(sink, value.schema) as writer:
                     writer.write(value)
                 sink.close()

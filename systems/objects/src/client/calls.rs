@@ -20,9 +20,6 @@ const TRANSFER: Duration = Duration::from_secs(60);
 /// Patience with an object that just came and is not here any more.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Bytes that take about as long to copy as a thread to wake up.
-const LAST_PART: usize = 128 << 10;
-
 fn microseconds(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_micros()).unwrap_or(FOREVER_US).min(FOREVER_US)
 }
@@ -279,8 +276,8 @@ impl Client {
         Ok(outcomes)
     }
 
-    /// Stores `data` with `metadata` as a sealed object: one copy, and for up to 64 KiB one round
-    /// trip.
+    /// Stores `data` with `metadata` as a sealed object: one copy, which from 8 MiB on up to four
+    /// threads share, and for up to 64 KiB one round trip.
     ///
     /// Errors: as [`Client::create`].
     pub fn put(
@@ -294,13 +291,7 @@ impl Client {
             return Ok(());
         }
         let mut buffer = self.create(id, data.len() as u64, metadata, timeout)?;
-        // The store may sleep during a long copy: it wakes up while the last part is copied.
-        let early = if data.len() > 2 * LAST_PART { data.len() - LAST_PART } else { 0 };
-        if early > 0 {
-            buffer.write_at(0, &data[..early])?;
-            self.shared.rouse();
-        }
-        buffer.write_at(early as u64, &data[early..])?;
+        buffer.write_at(0, data)?;
         buffer.seal()
     }
 

@@ -12,6 +12,7 @@
 //! [`ObjectsError::Forked`] from every call and releases nothing of its parent's.
 
 mod calls;
+mod copying;
 mod memory;
 mod object;
 mod small;

@@ -6,10 +6,14 @@ use std::sync::Arc;
 use beeline_wire::checksum::{crc32c, crc32c_append};
 
 use super::Client;
+use super::copying::copy_long;
 use super::memory::Mapped;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
 use crate::wire::Location;
+
+/// Bytes that take about as long to copy as a thread to wake up.
+const LAST_PART: usize = 128 << 10;
 
 /// A reference in the store, given back on drop.
 #[derive(Debug)]
@@ -237,18 +241,58 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.location.size as usize) }
     }
 
-    /// Copies `data` to `offset`.
+    /// Copies `data` to `offset`. From 8 MiB on up to four threads, which end with the call, share the
+    /// copy.
     ///
     /// Errors: [`ObjectsError::Outside`], [`ObjectsError::Forked`].
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), ObjectsError> {
+        // SAFETY: a slice that lives through the call.
+        unsafe { self.write_from(offset, data.as_ptr(), data.len()) }
+    }
+
+    /// As [`Buffer::write_at`], from memory that others may write meanwhile: what they do comes out
+    /// torn, and nothing else happens.
+    ///
+    /// Errors: as [`Buffer::write_at`].
+    ///
+    /// # Safety
+    ///
+    /// `source` is readable for `length` bytes, from any thread, until the call returns.
+    pub unsafe fn write_from(
+        &mut self,
+        offset: u64,
+        source: *const u8,
+        length: usize,
+    ) -> Result<(), ObjectsError> {
         if !self.is_writable() {
             return Err(ObjectsError::Forked);
         }
-        let (length, size) = (data.len() as u64, self.location.size);
-        if offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(ObjectsError::Outside { offset, length, size });
+        let (bytes, size) = (length as u64, self.location.size);
+        if offset.checked_add(bytes).is_none_or(|end| end > size) {
+            return Err(ObjectsError::Outside { offset, length: bytes, size });
         }
-        self.copy(offset, data);
+        // SAFETY: just checked to lie inside the object.
+        let target = unsafe { self.start.as_ptr().add(offset as usize) };
+        if source.addr().abs_diff(target.addr()) < length {
+            // A part of this object itself.
+            // SAFETY: the target lies inside the object and is this buffer's alone; for the source the
+            // caller vouches.
+            unsafe { std::ptr::copy(source, target, length) };
+            return Ok(());
+        }
+        // The store may sleep during a long copy: it wakes up for the seal while the last part is copied.
+        let early = if length > 2 * LAST_PART { length - LAST_PART } else { 0 };
+        if early > 0 {
+            // SAFETY: as above, and the ranges do not overlap.
+            unsafe { copy_long(source, target, early) };
+            self.reference.client.rouse();
+        }
+        // SAFETY: inside the source, for which the caller vouches.
+        let last = unsafe { source.add(early) };
+        // SAFETY: inside the object.
+        let target = unsafe { target.add(early) };
+        // SAFETY: as for the first part.
+        unsafe { copy_long(last, target, length - early) };
         Ok(())
     }
 

@@ -107,7 +107,7 @@ impl Fetcher<'_> {
     }
 
     fn pull(&mut self, holder: &Holder, id: ObjectId) -> Result<Outcome, String> {
-        if let Move::Socket { piece_bytes } = self.shared.options.moves {
+        if let Move::Socket { piece_bytes } = self.shared.moves() {
             return self.over_socket(holder, id, piece_bytes, CONNECT);
         }
         // A connection kept from before may have ended meanwhile: then once more over a new one,
@@ -162,7 +162,7 @@ impl Fetcher<'_> {
 
     /// How the next object of this peer is to come.
     fn plan(&self, address: &str) -> Plan {
-        match (self.shared.options.moves, self.peers.get(address)) {
+        match (self.shared.moves(), self.peers.get(address)) {
             (Move::Read, _) => Plan::READ,
             (Move::Auto, Some(peer)) => lock(&peer.context.learner).plan(peer.sockets),
             _ => Plan::SENT,
@@ -298,6 +298,9 @@ impl Fetcher<'_> {
 
 /// A transfer over the device of `context` took so long.
 fn learn(shared: &Shared, context: &Context, bytes: u64, way: Protocol, took: Duration) {
+    if shared.moves() != Move::Auto {
+        return;
+    }
     let mut learner = lock(&context.learner);
     learner.learn(bytes, way, took);
     shared.crossing.store(learner.crossing(), Ordering::Relaxed);

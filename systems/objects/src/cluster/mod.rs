@@ -111,7 +111,7 @@ pub struct ClusterOptions {
     pub finding: Finding,
     /// The fabric address others reach this node at.
     pub advertised: String,
-    /// How objects are moved.
+    /// How objects are moved, until [`Manager::move_by`].
     pub moves: Move,
     /// Silence after which a transfer is given up.
     pub patience: Duration,
@@ -157,6 +157,8 @@ struct Figures {
 /// What the threads of a manager share.
 struct Shared {
     options: ClusterOptions,
+    /// How objects are moved now.
+    moves: Mutex<Move>,
     dial: Box<dyn Dial>,
     handle: StoreHandle,
     client: Mutex<Option<Client>>,
@@ -180,6 +182,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     fn stops(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+
+    fn moves(&self) -> Move {
+        *lock(&self.moves)
     }
 
     /// At the start of each thread.
@@ -310,6 +316,7 @@ impl Manager {
         let fetchers = options.fetchers.max(1);
         let directory = matches!(options.finding, Finding::Directory { .. });
         let shared = Arc::new(Shared {
+            moves: Mutex::new(options.moves),
             options,
             dial,
             handle,
@@ -359,6 +366,12 @@ impl Manager {
     /// Ends the connections to other nodes, within a quarter of a second; fetches make new ones.
     pub fn disconnect(&self) {
         self.shared.disconnects.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// From now on objects are moved so: what comes next, not what is under way. Connections stay, and
+    /// so does what was learned; only [`Move::Auto`] learns.
+    pub fn move_by(&self, moves: Move) {
+        *lock(&self.shared.moves) = moves;
     }
 
     /// Gives up buffers that are kept for connections to come.

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use beeline_os::memory::MemoryObject;
+use rustix::net::SendFlags;
 
 /// Bytes a second that the slowest link worth waiting for moves.
 const SLOWEST: u64 = 4 << 20;
@@ -120,6 +121,29 @@ impl Bounded {
             }
         }
         Ok(())
+    }
+
+    /// Writes bytes that leave together with those written next, which follow at once.
+    ///
+    /// Errors: the kernel's; `TimedOut` by the deadline.
+    pub(super) fn write_ahead(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        let flags = SendFlags::MORE | SendFlags::NOSIGNAL;
+        while !bytes.is_empty() {
+            self.bound_write()?;
+            match rustix::net::send(&self.stream, bytes, flags) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the peer keeps the connection, as far as is known here.
+    ///
+    /// Errors: it was ended, as by a peer that gave a transfer up.
+    pub(super) fn check(&self) -> io::Result<()> {
+        self.stream.take_error()?.map_or(Ok(()), Err)
     }
 
     fn bound_write(&mut self) -> io::Result<()> {

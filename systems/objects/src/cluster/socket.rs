@@ -4,6 +4,9 @@
 //! A `PULL` header (word a: bytes of a piece) is answered by a `DATA` header and data and metadata in
 //! pieces of that size, one write each, or, where pieces are large, from the object's own memory;
 //! `FIN` ends the transfer. Or by `GONE`. The connection is kept for the next object.
+//!
+//! Each message wakes a thread, which then wants a processor that the bytes need: `DATA` leaves with the
+//! first of them, and `FIN` once the object is sealed and those that wait for it were told.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
@@ -132,7 +135,13 @@ fn serve_one(
     stream.expect(location.size.saturating_add(location.metadata_size));
     let checksum = Header::checksum_word(location.checksum);
     let words = [location.size, location.metadata_size, checksum, 0, 0, 0];
-    stream.write_all(&Header::new(Kind::Data, asked.number, asked.id, words).encode())?;
+    // Together with the first bytes: a header alone would wake the peer before there is anything to take.
+    let sizes = Header::new(Kind::Data, asked.number, asked.id, words).encode();
+    if location.size + location.metadata_size > 0 {
+        stream.write_ahead(&sizes)?;
+    } else {
+        stream.write_all(&sizes)?;
+    }
     let piece = usize::try_from(asked.words[0]).unwrap_or(0).clamp(512, LONGEST_PIECE);
     let segment = shared.handle.segment(location.segment).filter(|_| piece >= WHOLE);
     if let Some(segment) = segment {
@@ -216,15 +225,17 @@ impl Wire {
             for piece in bytes.chunks_mut(piece_bytes.max(512) as usize) {
                 stream.read_exact(piece)?;
             }
-            stream.write_all(&fin)?;
-            if expected.is_some_and(|expected| crc32c(&bytes) != expected) {
-                return Ok((damaged(), true));
-            }
-            return Ok(match client.put_bare(id, &bytes, size, expected, ROOM) {
-                Ok(()) => (Outcome::Came { bytes: total, read: false }, true),
-                Err(ObjectsError::Exists { .. }) => (Outcome::Here, true),
-                Err(error) => (Outcome::Failed(error.to_string()), true),
-            });
+            stream.check()?;
+            let outcome = if expected.is_some_and(|expected| crc32c(&bytes) != expected) {
+                damaged()
+            } else {
+                match client.put_bare(id, &bytes, size, expected, ROOM) {
+                    Ok(()) => Outcome::Came { bytes: total, read: false },
+                    Err(ObjectsError::Exists { .. }) => Outcome::Here,
+                    Err(error) => Outcome::Failed(error.to_string()),
+                }
+            };
+            return Ok((outcome, stream.write_all(&fin).is_ok()));
         }
         // Without the object's bytes, which are on their way, nothing else can follow.
         let mut buffer = match client.create_bare(id, size, metadata_size, ROOM) {
@@ -243,12 +254,16 @@ impl Wire {
         for piece in last.chunks_mut(piece_bytes.max(512) as usize) {
             stream.read_exact(piece)?;
         }
-        // Before the seal: it fails where the sender gave the transfer up.
-        stream.write_all(&fin)?;
-        if expected.is_some_and(|expected| crc32c(buffer.all_bytes_mut()) != expected) {
-            return Ok((damaged(), true));
-        }
-        buffer.seal_with(expected).map_err(io::Error::other)?;
-        Ok((Outcome::Came { bytes: total, read: false }, true))
+        // Before the seal: the sender may have given the transfer up.
+        stream.check()?;
+        let outcome = if expected.is_some_and(|expected| crc32c(buffer.all_bytes_mut()) != expected)
+        {
+            damaged()
+        } else {
+            buffer.seal_with(expected).map_err(io::Error::other)?;
+            Outcome::Came { bytes: total, read: false }
+        };
+        // After it: the sender's thread would wake while the object is waited for here.
+        Ok((outcome, stream.write_all(&fin).is_ok()))
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use beeline_fabric::{
     Access, CompletionQueue, ConnectInfo, Device, FabricError, LocalData, MemoryRegion, Opcode,
-    Operation, PostError, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest,
-    RemoteAddress, Role, ScatterGatherEntry, WorkCompletion, WorkRequest,
+    Operation, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, RemoteAddress, Role,
+    ScatterGatherEntry, WorkCompletion, WorkRequest,
 };
 use beeline_os::memory::{MemoryObject, copy_across, copy_in, copy_out};
 
@@ -179,6 +179,7 @@ impl Line {
             slot_bytes,
             free: (RECEIVES..RECEIVES + SENDS).collect(),
             reads: 0,
+            held: None,
             completions: [WorkCompletion::EMPTY; 32],
         })
     }
@@ -202,6 +203,41 @@ fn post_receive(
     pair.post_receive(&[request]).map_err(|_| full())
 }
 
+/// A request that is posted together with the next one.
+enum Held {
+    Send { slot: u32, length: u64 },
+    Read { target: MemoryRegion, offset: u64, length: u64, remote: RemoteAddress },
+}
+
+impl Held {
+    fn entry<'a>(&'a self, buffers: &'a MemoryRegion) -> ScatterGatherEntry<'a> {
+        match self {
+            Self::Send { slot, length } => ScatterGatherEntry {
+                region: buffers,
+                offset: u64::from(*slot) * SLOT_BYTES,
+                length: *length,
+            },
+            Self::Read { target, offset, length, .. } => {
+                ScatterGatherEntry { region: target, offset: *offset, length: *length }
+            }
+        }
+    }
+
+    fn request<'a>(&self, entry: &'a [ScatterGatherEntry<'a>; 1]) -> WorkRequest<'a> {
+        match self {
+            Self::Send { slot, .. } => {
+                let local = LocalData::Gather(entry);
+                let operation = Operation::Send { local, immediate: None };
+                WorkRequest::new(u64::from(*slot), operation)
+            }
+            Self::Read { remote, .. } => {
+                let [local] = *entry;
+                WorkRequest::new(READ_TAG, Operation::Read { local, remote: *remote })
+            }
+        }
+    }
+}
+
 /// See the module's documentation. Stays on its thread.
 pub(crate) struct Channel {
     /// Taken on drop, before the buffers go to the next connection.
@@ -212,6 +248,8 @@ pub(crate) struct Channel {
     slot_bytes: u64,
     free: Vec<u32>,
     reads: u32,
+    /// Posted with the next request: one wake-up of the peer instead of two.
+    held: Option<Held>,
     completions: [WorkCompletion; 32],
 }
 
@@ -243,6 +281,21 @@ impl Channel {
         header: &Header,
         piece: Option<(&MemoryRegion, u64, u64)>,
     ) -> Result<(), TransferError> {
+        let send = self.prepare(header, piece)?;
+        self.post(send)
+    }
+
+    /// Sends a message together with the next request, or by [`Channel::flush`].
+    pub(crate) fn send_ahead(&mut self, header: &Header) -> Result<(), TransferError> {
+        let send = self.prepare(header, None)?;
+        self.hold(send)
+    }
+
+    fn prepare(
+        &mut self,
+        header: &Header,
+        piece: Option<(&MemoryRegion, u64, u64)>,
+    ) -> Result<Held, TransferError> {
         let slot = self.free.pop().ok_or_else(full)?;
         let at = u64::from(slot) * SLOT_BYTES;
         let memory = &**self.buffers.memory();
@@ -254,15 +307,39 @@ impl Channel {
             copy_across((&**source.memory(), offset as usize), target, bytes as usize);
             length += bytes;
         }
-        let entry = [ScatterGatherEntry { region: &self.buffers, offset: at, length }];
-        let local = LocalData::Gather(&entry);
-        let operation = Operation::Send { local, immediate: None };
-        let request = WorkRequest::new(u64::from(slot), operation);
-        let Some(pair) = &mut self.pair else { return Err(full()) };
-        pair.post_send(&[request]).map_err(|_| full())
+        Ok(Held::Send { slot, length })
     }
 
-    /// Reads from the peer's memory. False when as many reads as may be are under way.
+    fn hold(&mut self, held: Held) -> Result<(), TransferError> {
+        self.flush()?;
+        self.held = Some(held);
+        Ok(())
+    }
+
+    /// Posts what waits for the next request.
+    pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
+        match self.held.take() {
+            Some(held) => self.post(held),
+            None => Ok(()),
+        }
+    }
+
+    /// Posts a request, behind what waits for it.
+    fn post(&mut self, last: Held) -> Result<(), TransferError> {
+        let Some(pair) = &mut self.pair else { return Err(full()) };
+        let entry = [last.entry(&self.buffers)];
+        let posted = match self.held.take() {
+            None => pair.post_send(&[last.request(&entry)]),
+            Some(first) => {
+                let ahead = [first.entry(&self.buffers)];
+                pair.post_send(&[first.request(&ahead), last.request(&entry)])
+            }
+        };
+        posted.map_err(|_| full())
+    }
+
+    /// Reads from the peer's memory; posted with the next request, or by [`Channel::flush`]. False when
+    /// as many reads as may be are under way.
     pub(crate) fn read(
         &mut self,
         target: &MemoryRegion,
@@ -273,17 +350,14 @@ impl Channel {
         if self.reads >= READS {
             return Ok(false);
         }
-        let local = ScatterGatherEntry { region: target, offset, length };
-        let request = WorkRequest::new(READ_TAG, Operation::Read { local, remote });
-        let Some(pair) = &mut self.pair else { return Err(full()) };
-        match pair.post_send(&[request]) {
-            Ok(()) => {
-                self.reads += 1;
-                Ok(true)
-            }
-            Err(PostError::QueueFull) => Ok(false),
-            Err(_) => Err(TransferError::Protocol { what: "a read that cannot be posted" }),
+        self.reads += 1;
+        let read = Held::Read { target: target.clone(), offset, length, remote };
+        if self.held.is_some() {
+            self.post(read)?
+        } else {
+            self.hold(read)?
         }
+        Ok(true)
     }
 
     /// Bytes of one read.

@@ -265,6 +265,7 @@ impl Pulling {
                     shelf.rouse();
                 }
             }
+            self.channel.flush()?;
             if reading.posted < incoming.total || reading.under_way > 0 {
                 return Ok(None);
             }

@@ -103,12 +103,14 @@ impl Serving {
         };
         let later = pieces && asked.flags & PIECES_FIRST != 0;
         if !later {
-            self.channel.send(&sizes, None)?;
+            // With the first piece, where there is one.
+            self.channel.send_ahead(&sizes)?;
         }
         let sizes = later.then_some(sizes);
         let outgoing = Outgoing { lent, number, id, pieces, sent: 0, acknowledged: 0, sizes };
         self.outgoing = Some(outgoing);
-        self.pump()
+        self.pump()?;
+        self.channel.flush()
     }
 
     /// Sends pieces as far as the window and the buffers go.

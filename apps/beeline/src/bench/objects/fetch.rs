@@ -1,6 +1,8 @@
-//! Transfers between two nodes of this process, by protocol: one node has the objects, and each
-//! protocol has a node of its own that fetches. Beside them the reads of the provider alone.
+//! Transfers between two nodes of this process, by protocol: one node has the objects, another fetches
+//! them by one protocol after the other. With a node for each protocol, two nodes with the same one
+//! differed by more than the protocols do. Beside them the reads of the provider alone.
 
+use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -138,11 +140,7 @@ fn over(bench: &Bench<'_>, provider: &str, report: &mut Report) -> anyhow::Resul
     let memory = memory_for(&bench.sizes);
     let rack = Rack::default();
     let serving = Node::start(&rack, provider, &folder.path().join("serves"), memory, Move::Auto)?;
-    let mut nodes = Vec::new();
-    for (number, (_, moves)) in PROTOCOLS.iter().enumerate() {
-        let place = folder.path().join(number.to_string());
-        nodes.push(Node::start(&rack, provider, &place, memory, *moves)?);
-    }
+    let near = Node::start(&rack, provider, &folder.path().join("fetches"), memory, Move::Auto)?;
     let mut mooncake = match provider {
         "tcp" => bench.scripted("mooncake", folder.path(), memory),
         _ => None,
@@ -151,11 +149,11 @@ fn over(bench: &Bench<'_>, provider: &str, report: &mut Report) -> anyhow::Resul
         // Two in turn: of one alone each fetch would wait for what the fetching node does after the last.
         let ids = (0..2).map(|_| serving.put(*size)).collect::<anyhow::Result<_>>()?;
         let objects = Objects { size: *size, ids, from: serving.address };
-        size_over(bench, provider, &objects, &nodes, &mut mooncake, report)?;
+        size_over(bench, provider, &objects, &near, &mut mooncake, report)?;
         objects.ids.iter().try_for_each(|id| serving.client.delete(*id))?;
     }
-    // The fetching nodes end before the serving one.
-    drop(nodes);
+    // The fetching node ends before the serving one.
+    drop(near);
     Ok(())
 }
 
@@ -172,6 +170,23 @@ impl Objects {
         *next += 1;
         node.fetch(self.ids[*next % self.ids.len()], self.from)
     }
+
+    /// Fetches per second by one protocol, and what each took.
+    fn turn(
+        &self,
+        node: &Node,
+        moves: Move,
+        turn: Duration,
+        times: &RefCell<Vec<f64>>,
+    ) -> anyhow::Result<f64> {
+        node.manager.move_by(moves);
+        let mut next = 0;
+        rate(turn, || {
+            let took = self.fetch(node, &mut next)?;
+            times.borrow_mut().push(took.as_secs_f64() * 1e6);
+            Ok((1, took))
+        })
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 2^52")]
@@ -179,26 +194,27 @@ fn size_over(
     bench: &Bench<'_>,
     provider: &str,
     objects: &Objects,
-    nodes: &[Node],
+    near: &Node,
     mooncake: &mut Option<Scripted>,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let size = objects.size;
     // Connections, registrations and first pages; and what the mixed protocol learns from.
-    for (node, (name, _)) in nodes.iter().zip(PROTOCOLS) {
+    for (name, moves) in PROTOCOLS {
+        near.manager.move_by(moves);
         let learns = if size < LARGE { 40 } else { 8 };
         let rounds = if name == "mixed" { bench.options.size(learns, 2) } else { 2 };
         let mut next = 0;
-        (0..rounds).try_for_each(|_| objects.fetch(node, &mut next).map(drop))?;
+        (0..rounds).try_for_each(|_| objects.fetch(near, &mut next).map(drop))?;
     }
     let mut reads = Reads::open(provider, size)?;
-    let mut contenders: Vec<_> = nodes
+    let times: [RefCell<Vec<f64>>; PROTOCOLS.len()] = Default::default();
+    let turn = bench.turn;
+    let mut contenders: Vec<_> = PROTOCOLS
         .iter()
-        .zip(PROTOCOLS)
-        .map(|(node, (name, _))| {
-            let mut next = 0;
-            let turn = move || rate(bench.turn, || Ok((1, objects.fetch(node, &mut next)?)));
-            Contender::new(name, turn)
+        .zip(&times)
+        .map(|((name, moves), times)| {
+            Contender::new(name, move || objects.turn(near, *moves, turn, times))
         })
         .collect();
     let turn = || rate(bench.turn, || Ok((1, reads.read(size)?)));
@@ -213,20 +229,24 @@ fn size_over(
     let medians: Vec<f64> = figures.iter().map(|figures| Spread::of(figures).median).collect();
     let best = (0..MIXED).max_by(|one, other| medians[*one].total_cmp(&medians[*other]));
     let best = best.unwrap_or(0);
+    // A rate is ruled by the slowest transfers; what most of them take stands beside it.
+    let usual: Vec<f64> = times.iter().map(|times| Spread::of(&times.borrow()).median).collect();
+    let least = usual[..MIXED].iter().copied().fold(f64::INFINITY, f64::min);
     let row = |index: usize| {
         let row = Row::new(&case, PROTOCOLS[index].0, "op/s", Better::Higher, &figures[index]);
         let bytes = row.figure.median * size as f64 / 1e9;
-        row.beside("GB/s", number(bytes))
+        row.beside("GB/s", number(bytes)).beside("median us", number(usual[index]))
     };
     report.tell(row(0), bench.output)?;
     for index in 1..PROTOCOLS.len() {
         let row = row(index).against(PROTOCOLS[0].0, &figures[index], &figures[0]);
         report.tell(row, bench.output)?;
     }
-    nodes[MIXED].manager.publish();
-    let crossing = nodes[MIXED].manager.metrics().objects_crossing_bytes.value();
+    near.manager.publish();
+    let crossing = near.manager.metrics().objects_crossing_bytes.value();
     let of_best = row(MIXED)
         .against(format!("the best: {}", PROTOCOLS[best].0), &figures[MIXED], &figures[best])
+        .beside("by median time", number(least / usual[MIXED]))
         .beside("crossing", size_name(crossing));
     report.tell(of_best, bench.output)?;
     let provider = PROTOCOLS.len();

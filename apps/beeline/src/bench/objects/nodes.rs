@@ -189,4 +189,37 @@ mod tests {
         drop(listener);
         assert_eq!(fetches(Some(closed)), (40, 0));
     }
+
+    #[test]
+    fn a_node_fetches_by_the_protocol_it_was_told_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let rack = Rack::default();
+        let start = |name: &str| {
+            Node::start(&rack, "shm", &folder.path().join(name), 64 << 20, Move::Auto).unwrap()
+        };
+        let (far, near) = (start("far"), start("near"));
+        let id = far.put(100_000).unwrap();
+        for (told, moves) in
+            [Move::Sent, Move::Read, Move::Socket { piece_bytes: 4096 }].into_iter().enumerate()
+        {
+            near.manager.move_by(moves);
+            (0..3).for_each(|_| drop(near.fetch(id, far.address).unwrap()));
+            // The last one is counted once its client was told.
+            let begun = Instant::now();
+            let expected = [0, 1, 2].map(|way| if way <= told { 3 } else { 0 });
+            let figures = || {
+                near.manager.publish();
+                let metrics = near.manager.metrics();
+                [
+                    metrics.objects_sent_fetches.value(),
+                    metrics.objects_read_fetches.value(),
+                    metrics.objects_socket_fetches.value(),
+                ]
+            };
+            while figures() != expected && begun.elapsed() < WAIT {
+                std::thread::yield_now();
+            }
+            assert_eq!(figures(), expected, "sent, read, over a socket");
+        }
+    }
 }

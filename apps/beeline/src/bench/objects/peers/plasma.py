@@ -21,7 +21,7 @@ try:
     print("ready", flush=True)
     for line in sys.stdin:
         call, size, batch, seconds = line.split()
-        data, batch = bytes(int(size)), int(batch)
+        data, batch = b"\7" * int(size), int(batch)
         kept = plasma.ObjectID.from_random()
         client.put_raw_buffer(data, kept)
         calls, took, end = 0, 0.0, clock() + float(seconds)
