@@ -63,8 +63,8 @@ impl Default for Options {
 /// See the crate's documentation. It stays on its thread.
 #[derive(Debug)]
 pub struct Client {
-    road: Road,
-    options: Options,
+    pub(crate) road: Road,
+    pub(crate) options: Options,
     session: Vec<u8>,
     statements: i64,
     resent: u64,
@@ -249,8 +249,20 @@ impl Client {
         Ok(batch.into_iter().next())
     }
 
+    /// The session and the number of the next write, where this client numbers its writes.
+    pub(crate) fn number(&mut self) -> Option<(&[u8], i64)> {
+        self.options.retry_writes.then(|| {
+            self.statements += 1;
+            (self.session.as_slice(), self.statements)
+        })
+    }
+
+    pub(crate) fn count_resent(&mut self) {
+        self.resent += 1;
+    }
+
     /// Carries a command's bytes; the reply's.
-    fn carry(
+    pub(crate) fn carry(
         &mut self,
         kind: MessageType,
         name: &str,
@@ -265,12 +277,7 @@ impl Client {
             match carrier.call(kind, name, body, &self.options) {
                 Ok(bytes) => return Ok(bytes),
                 Err(RequestError::Refused { code, text }) => {
-                    return Err(ClientError::Command {
-                        code: code as i32,
-                        name: String::new(),
-                        message: text,
-                        labels: Vec::new(),
-                    });
+                    return Err(ClientError::refused(code, text));
                 }
                 Err(RequestError::TimedOut) => {
                     if matches!(carrier, Carrier::Wire { .. }) {

@@ -68,6 +68,11 @@ pub enum ClientError {
 }
 
 impl ClientError {
+    /// A channel's refusal.
+    pub(crate) fn refused(code: u32, message: String) -> Self {
+        Self::Command { code: code as i32, name: String::new(), message, labels: Vec::new() }
+    }
+
     /// MongoDB's code, where the store gave one.
     #[must_use]
     pub fn code(&self) -> Option<i32> {

@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+mod begun;
 mod client;
 mod collection;
 mod error;
@@ -30,6 +31,7 @@ mod transport;
 mod wire;
 
 pub use beeline_documents_channel::{ClientCounters, MessageType, RegisterOptions, RequestError};
+pub use begun::Begun;
 pub use client::{Client, Options};
 pub use collection::{Collection, Find, UpdateResult};
 pub use error::ClientError;

@@ -28,6 +28,40 @@ pub(crate) fn find_one(database: &str, collection: &str, filter: &[u8]) -> Vec<u
     out
 }
 
+/// The command that inserts a document, with the session and the number by which it is executed once.
+pub(crate) fn insert_one(
+    database: &str,
+    collection: &str,
+    document: &[u8],
+    numbered: Option<(&[u8], i64)>,
+) -> Vec<u8> {
+    let mut out = Vec::with_capacity(document.len() + collection.len() + database.len() + 128);
+    let length = |bytes: usize| (bytes as u32).to_le_bytes();
+    out.extend([0; 4]);
+    text(&mut out, b"insert", collection);
+    out.extend(b"\x04documents\0");
+    out.extend(length(4 + 3 + document.len() + 1));
+    out.extend(b"\x030\0");
+    out.extend(document);
+    out.push(0);
+    text(&mut out, b"$db", database);
+    if let Some((session, number)) = numbered {
+        out.extend(b"\x03lsid\0");
+        out.extend(length(4 + 4 + 4 + 1 + session.len() + 1));
+        out.extend(b"\x05id\0");
+        out.extend(length(session.len()));
+        out.push(bson::spec::BinarySubtype::Uuid.into());
+        out.extend(session);
+        out.push(0);
+        out.extend(b"\x12txnNumber\0");
+        out.extend(number.to_le_bytes());
+    }
+    out.push(0);
+    let whole = length(out.len());
+    out[..4].copy_from_slice(&whole);
+    out
+}
+
 /// The first document of a reply's batch, if it has one; `None`: the reply is a refusal, or no such reply.
 pub(crate) fn first_of(reply: &[u8]) -> Option<Option<Document>> {
     let reply = RawDocument::from_bytes(reply).ok()?;
@@ -93,6 +127,20 @@ mod tests {
         let bytes = find_one("shop", "items", &filter.to_vec().unwrap());
         let command = doc! { "find": "items", "filter": filter, "limit": 1, "singleBatch": true, "$db": "shop" };
         assert_eq!(bytes, command.to_vec().unwrap());
+        let document = doc! { "_id": 7, "x": "y" };
+        for numbered in [None, Some((&[7_u8; 16][..], 5))] {
+            let bytes = insert_one("shop", "items", &document.to_vec().unwrap(), numbered);
+            let mut command =
+                doc! { "insert": "items", "documents": [document.clone()], "$db": "shop" };
+            if let Some((session, number)) = numbered {
+                let id = bson::Binary {
+                    subtype: bson::spec::BinarySubtype::Uuid,
+                    bytes: session.to_vec(),
+                };
+                command.extend(doc! { "lsid": { "id": id }, "txnNumber": number as i64 });
+            }
+            assert_eq!(bytes, command.to_vec().unwrap());
+        }
         let reply = |batch: Vec<Document>| {
             doc! { "cursor": { "firstBatch": batch, "id": 0_i64, "ns": "d.c" }, "ok": 1.0 }
         };

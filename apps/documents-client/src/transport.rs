@@ -9,7 +9,7 @@ use beeline_documents_channel::{
     Submit, connect,
 };
 use beeline_env::SystemClock;
-use beeline_fabric_open::Dialler;
+use beeline_fabric_open::{Dialler, OpenError};
 
 use crate::client::Options;
 use crate::error::ClientError;
@@ -18,6 +18,8 @@ use crate::wire::Wire;
 
 /// A connection that lasted this long is no reason to avoid its provider.
 const LASTED: Duration = Duration::from_secs(10);
+/// How long a server may turn a client away in the middle of an exchange.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Providers there are at most: shared memory, a window, RDMA, TCP.
 const PROVIDERS: usize = 4;
 
@@ -94,6 +96,15 @@ impl Road {
         self.carrier.as_ref()
     }
 
+    pub(crate) fn carrier_mut(&mut self) -> Option<&mut Carrier> {
+        self.carrier.as_mut()
+    }
+
+    /// When the last connection was made: tells it from others.
+    pub(crate) fn made(&self) -> Instant {
+        self.since
+    }
+
     /// The channel that carries commands, and its provider.
     ///
     /// Errors: the wire carries them.
@@ -168,7 +179,7 @@ impl Road {
     ) -> Result<Option<Carrier>, ClientError> {
         let Some(dialler) = &mut self.dialler else { return Ok(None) };
         for _ in 0..PROVIDERS {
-            let dialled = match dialler.dial() {
+            let dialled = match patiently(|| dialler.dial()) {
                 Ok(dialled) => dialled,
                 Err(error) => {
                     reasons.push(error.to_string());
@@ -185,7 +196,7 @@ impl Road {
                 ..ClientOptions::default()
             };
             let mut exchange = |info: &_, hello: &[u8]| {
-                dialled.exchange(0, info, hello).map_err(|error| Box::new(error) as _)
+                patiently(|| dialled.exchange(0, info, hello)).map_err(|error| Box::new(error) as _)
             };
             let clock = Arc::new(SystemClock);
             let made = connect(&dialled.device, &mut exchange, &channel, clock, &mut self.meters);
@@ -259,6 +270,28 @@ impl Carrier {
                 }
             }
         }
+    }
+}
+
+/// Tries again for a while where the server turned this client away in the middle of an exchange: it holds so many at
+/// a time, and lets the oldest go where more clients come at once.
+fn patiently<T>(mut exchange: impl FnMut() -> Result<T, OpenError>) -> Result<T, OpenError> {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let start = Instant::now();
+    loop {
+        let error = match exchange() {
+            Err(OpenError::Unreachable { address, source })
+                if matches!(source.kind(), BrokenPipe | ConnectionReset | UnexpectedEof) =>
+            {
+                OpenError::Unreachable { address, source }
+            }
+            other => return other,
+        };
+        if start.elapsed() >= PATIENCE {
+            return Err(error);
+        }
+        // Not all of them at the same time again.
+        std::thread::sleep(Duration::from_millis(5 + u64::from(rand::random::<u8>() % 45)));
     }
 }
 

@@ -358,6 +358,101 @@ fn a_write_whose_connection_broke_is_sent_again_over_the_next_transport_and_done
     assert_eq!(found.get_i32("n").unwrap(), 1);
 }
 
+/// A door in front of a bootstrap that turns `left` callers away once they spoke, and lets the others through.
+fn moody_door(behind: SocketAddr, left: Arc<AtomicU32>) -> SocketAddr {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for caller in listener.incoming() {
+            let caller = caller.unwrap();
+            // What is unread when a connection is closed resets it.
+            caller.peek(&mut [0]).unwrap();
+            let one_less = |left: u32| left.checked_sub(1);
+            if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok() {
+                continue;
+            }
+            let server = std::net::TcpStream::connect(behind).unwrap();
+            for (mut from, mut to) in
+                [(caller.try_clone().unwrap(), server.try_clone().unwrap()), (server, caller)]
+            {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_client_that_is_turned_away_in_the_middle_of_an_exchange_comes_again() {
+    let world = World::new(true);
+    let left = Arc::new(AtomicU32::new(3));
+    let door = moody_door(world.bootstrap.address().unwrap(), Arc::clone(&left));
+    let mut client = Client::connect(&format!("tcp://{door}"), Options::default()).unwrap();
+    assert_eq!((client.transport(), left.load(Ordering::SeqCst)), ("tcp", 0));
+    client.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap();
+}
+
+#[test]
+fn one_thread_has_many_clients_at_work_over_every_transport() {
+    let world = World::new(true);
+    for scheme in ["shm", "tcp", "mongodb"] {
+        let mut clients: Vec<Client> = (0..8).map(|_| world.connect(scheme)).collect();
+        for round in 0..20 {
+            let insert = |(number, client): (usize, &mut Client)| {
+                let one = doc! { "_id": format!("{scheme}-{number}-{round}"), "n": 1 };
+                client.begin_insert_one("d", "c", one).unwrap()
+            };
+            let begun: Vec<_> = clients.iter_mut().enumerate().map(insert).collect();
+            for (number, (client, mut begun)) in clients.iter_mut().zip(begun).enumerate() {
+                wait_until("an insertion has its outcome", || client.is_ready(&mut begun));
+                let id = client.finish_insert_one(begun).unwrap();
+                assert_eq!(id, Bson::String(format!("{scheme}-{number}-{round}")));
+            }
+        }
+        // Several of one client, taken in another order; one that is not there; one that is there already.
+        let client = &mut clients[0];
+        let find = |client: &mut Client, id: &str| {
+            client.begin_find_one("d", "c", &doc! { "_id": id }).unwrap()
+        };
+        let first = find(client, &format!("{scheme}-1-7"));
+        let second = find(client, "nobody");
+        let taken = doc! { "n": 2, "_id": format!("{scheme}-1-7") };
+        let third = client.begin_insert_one("d", "c", taken).unwrap();
+        assert_eq!(client.finish_insert_one(third).unwrap_err().code(), Some(11000));
+        assert_eq!(client.finish_find_one(second).unwrap(), None);
+        let found = client.finish_find_one(first).unwrap().unwrap();
+        assert_eq!(found.get_i32("n").unwrap(), 1);
+    }
+    let mut client = world.connect("auto");
+    let count = client.run("d", doc! { "count": "c" }).unwrap();
+    assert_eq!(count.get_i32("n").unwrap(), 3 * 8 * 20);
+}
+
+#[test]
+fn what_was_begun_on_a_connection_that_broke_is_sent_again_and_done_once() {
+    let world = World::new(true);
+    world.breaks.store(1, Ordering::SeqCst);
+    let mut client = world.connect("auto");
+    assert_eq!(client.transport(), "shm");
+    let begun = client.begin_insert_one("d", "c", doc! { "_id": 1 }).unwrap();
+    assert_eq!(client.finish_insert_one(begun).unwrap(), Bson::Int32(1));
+    assert_eq!((client.resent(), client.transport()), (1, "tcp"), "{}", client.reason());
+    // Without a number nobody knows whether it was executed, and a find is only sent again.
+    let options = Options { retry_writes: false, ..Options::default() };
+    world.breaks.store(2, Ordering::SeqCst);
+    let mut client = Client::connect(&world.address("auto"), options.clone()).unwrap();
+    let begun = client.begin_insert_one("d", "c", doc! { "_id": 2 }).unwrap();
+    let lost = client.finish_insert_one(begun);
+    assert!(matches!(lost, Err(ClientError::OutcomeUnknown { .. })), "{lost:?}");
+    let mut client = Client::connect(&world.address("auto"), options).unwrap();
+    let begun = client.begin_find_one("d", "c", &doc! { "_id": 1 }).unwrap();
+    assert_eq!(client.finish_find_one(begun).unwrap(), Some(doc! { "_id": 1 }));
+    assert_eq!(client.resent(), 1);
+}
+
 #[test]
 fn a_client_that_asks_for_much_at_once_leaves_the_others_served() {
     let world = World::new(true);

@@ -321,6 +321,12 @@ impl ChannelClient {
         polled.unwrap_or(0)
     }
 
+    /// Whether a request has its outcome, after a look at what arrived; [`ChannelClient::wait`] returns at once then.
+    pub fn is_done(&mut self, index: u32) -> bool {
+        self.poll();
+        self.broken || !self.pending.contains_key(&index)
+    }
+
     /// Waits for the outcome of a request: polls for `spin`, then sleeps. Other outcomes stay for
     /// [`ChannelClient::take_outcome`].
     pub fn wait(&mut self, index: u32, spin: Duration) -> Outcome {
