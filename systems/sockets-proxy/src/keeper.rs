@@ -19,6 +19,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use beeline_os::control_socket::{ControlSocket, Received};
+use beeline_sockets::packets::channel::VERSION;
 use beeline_sockets::packets::protocol::{address_of, address_words};
 use rustix::event::{PollFd, PollFlags};
 
@@ -232,7 +233,10 @@ impl Keeper {
             } else if number & LISTENER != 0 {
                 let (words, _) = said.as_chunks::<8>();
                 let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
-                if let [a, b, c, owner] = words[..]
+                // The program's library speaks the version of the proxy that it told: one of another would not get what
+                // is knocked for. Proxies before version 3 said none.
+                if let [a, b, c, owner, version] = words[..]
+                    && version == u64::from(VERSION)
                     && let Some(at) = address_of([a, b, c])
                 {
                     all.listeners.push((at, number & !LISTENER, owner));
@@ -275,7 +279,7 @@ impl Keeper {
 
     /// Keeps a listening socket's address and inode, and the process that told of it.
     pub fn listener(&self, at: SocketAddr, inode: u64, owner: u64) {
-        let words = address_words(Some(at)).into_iter().chain([owner]);
+        let words = address_words(Some(at)).into_iter().chain([owner, u64::from(VERSION)]);
         let said: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
         self.say(Kind::Keep, LISTENER | inode, &said, &[]);
     }
@@ -426,6 +430,27 @@ mod tests {
         assert_eq!(all.connections[1].record, record());
         drop(keeper);
         assert!(!again.join().unwrap());
+    }
+
+    /// A keeper may be older than the proxy that it starts.
+    #[test]
+    fn listening_sockets_of_programs_with_a_library_of_another_version_are_not_inherited() {
+        let mut store = Store::default();
+        let at: SocketAddr = "127.0.0.1:80".parse().unwrap();
+        let said = |versions: &[u64]| {
+            let words = address_words(Some(at)).into_iter().chain([5]);
+            words.chain(versions.iter().copied()).flat_map(u64::to_le_bytes).collect()
+        };
+        let own = u64::from(VERSION);
+        for (inode, versions) in [(97, &[][..]), (98, &[own - 1][..]), (99, &[own][..])] {
+            store.entries.insert(LISTENER | inode, (said(versions), Vec::new()));
+        }
+        let (ours, theirs) = ControlSocket::pair().unwrap();
+        let served = std::thread::spawn(move || store.serve(&ours).unwrap());
+        let (keeper, all) = Keeper::meet(theirs).unwrap();
+        assert_eq!(all.listeners, [(at, 99, 5)]);
+        drop(keeper);
+        served.join().unwrap();
     }
 
     #[test]

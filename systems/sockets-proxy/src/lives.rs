@@ -44,9 +44,17 @@ impl Monitor {
         let Some(link) = link.filter(|_| record.established) else { return hang_up(&socket) };
         let geometry = self.remotes[link].geometry;
         let descriptor = memory.try_clone();
-        let (Ok(channel), Ok(descriptor)) = (Channel::take(memory), descriptor) else {
-            return hang_up(&socket);
+        let channel = match Channel::take(memory) {
+            Ok(channel) => channel,
+            Err(error) => {
+                self.tally.not_adopted += 1;
+                if self.tally.not_adopted == 1 {
+                    tracing::warn!(%error, "a connection is broken off, as others like it are");
+                }
+                return hang_up(&socket);
+            }
         };
+        let Ok(descriptor) = descriptor else { return hang_up(&socket) };
         if record.partition >= geometry.partitions
             || channel.shape() != geometry.shape()
             || self.keys.contains_key(&(link, record.key))

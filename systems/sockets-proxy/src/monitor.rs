@@ -165,6 +165,8 @@ pub(crate) struct Tally {
     pub(crate) denied: u64,
     pub(crate) resumed: u64,
     pub(crate) adopted: u64,
+    /// Their memory was of another version, or none.
+    pub(crate) not_adopted: u64,
     pub(crate) continued: u64,
     pub(crate) moved: u64,
     pub(crate) extents: u64,

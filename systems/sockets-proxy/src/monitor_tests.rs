@@ -7,9 +7,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_os::control_socket::{ControlSocket, Received};
+use beeline_sockets::packets::channel::{Channel, VERSION};
+use beeline_sockets::packets::protocol::{Answer, Question};
 
 use crate::config::Config;
 use crate::handshake::{Event, State};
+use crate::keeper::{Inheritance, Kept, Record};
 use crate::message::{Message, Refusal};
 use crate::monitor::Monitor;
 use crate::partition::{Command, Key};
@@ -119,6 +122,68 @@ fn a_connection_that_ended_at_its_monitor_while_it_moved_is_broken_off_where_it_
     assert!(monitor.connections.is_empty());
     monitor.has_moved(id, key, Place { link: 0, partition: 0 });
     connections_come_to(monitor, 0);
+}
+
+/// A library of another version would take the connection that is made for it for one of none, and reset it.
+#[test]
+fn a_program_whose_library_is_of_another_version_is_left_to_the_kernel_and_not_knocked_at() {
+    let mut world = World::new("other-version");
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listens_at = listener.local_addr().unwrap();
+    let destination = SocketAddr::new([10, 0, 0, 1].into(), listens_at.port());
+    let listen = Question::Listen { at: listens_at, inode: 7 };
+    let connect = Question::Connect { to: at("10.0.0.2:80"), own: None, priority: 0 };
+    for question in [listen, connect, Question::Hello] {
+        let client = ControlSocket::connect(world.name.as_bytes()).unwrap();
+        let mut record = question.encode();
+        record[4] = VERSION - 1;
+        client.send(&record, &[]).unwrap();
+        world.monitor.meet_programs();
+        let mut answer = [0; 64];
+        let heard = client.receive(&mut answer, &mut Vec::new()).unwrap();
+        let Received::Record(length) = heard else { panic!("{heard:?}") };
+        assert_eq!(Answer::decode(&answer[..length]), Ok(Answer::Kernel { error: 0 }));
+    }
+    assert_eq!((world.monitor.listeners.count(), world.monitor.connections.len()), (0, 0));
+    let told = "left to the kernel: the program's library is of another version=3";
+    assert!(world.monitor.status().iter().any(|line| line == told));
+    let source = at("10.0.0.2:5000");
+    world.monitor.hear_monitor(0, Message::Syn { from: 7, priority: 0, source, destination });
+    assert_eq!(world.said(), [Message::Refusal { to: 7, why: Refusal::NoListener }]);
+}
+
+/// The proxy on disk is another one than the one that died.
+#[test]
+fn a_connection_whose_memory_is_of_another_version_is_broken_off_and_counted() {
+    let mut world = World::new("old-memory");
+    let (source, destination) = (at("10.0.0.1:61000"), at("10.0.0.2:80"));
+    let record = Record {
+        established: true,
+        peer: "b".to_owned(),
+        partition: 0,
+        key: Key { own: 61_000, peer: 80 },
+        peer_id: 17,
+        priority: 0,
+        source,
+        destination,
+        owner: 0,
+    };
+    let shape = world.monitor.remotes[0].geometry.shape();
+    let keeps = |id, version: u8| {
+        let channel = Channel::create(shape, source, destination).unwrap();
+        let memory = channel.mapping().descriptor().unwrap().try_clone().unwrap();
+        rustix::io::pwrite(&memory, &[version], 7).unwrap();
+        let (own, program) = UnixStream::pair().unwrap();
+        program.set_nonblocking(true).unwrap();
+        (Kept { id, record: record.clone(), memory, socket: own.into() }, program)
+    };
+    let (old, mut of_old) = keeps(1, VERSION - 1);
+    let (own, mut of_own) = keeps(2, VERSION);
+    world.monitor.inherit(Inheritance { connections: vec![old, own], ..Inheritance::default() });
+    assert_eq!(of_old.read(&mut [0; 8]).ok(), Some(0));
+    assert!(of_own.read(&mut [0; 8]).is_err());
+    let tally = &world.monitor.tally;
+    assert_eq!((tally.not_adopted, tally.adopted), (1, 1));
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 
 use beeline_os::control_socket::{ControlSocket, Received};
 use beeline_os::poller::Interest;
+use beeline_sockets::packets::channel::VERSION;
 use beeline_sockets::packets::dial::{KNOCK_FROM, PLACEHOLDER_NAME};
-use beeline_sockets::packets::protocol::{self, Answer, Question};
+use beeline_sockets::packets::protocol::{self, Answer, BadRecord, Question};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -127,7 +128,11 @@ impl Monitor {
         };
         let Some((client, _)) = self.clients.remove(&index) else { return };
         let _ = self.poller.remove(&client);
-        let Ok(question) = Question::decode(&record[..length]) else { return };
+        let question = match Question::decode(&record[..length]) {
+            Ok(question) => question,
+            Err(BadRecord::OtherVersion { found }) => return self.meet_stranger(&client, found),
+            Err(_) => return,
+        };
         match question {
             Question::Hello => match self.page.for_reading() {
                 Ok(page) => _ = client.send(&Answer::Page.encode(), &[page.as_fd()]),
@@ -155,6 +160,17 @@ impl Monitor {
                 let _ = client.send(&Answer::Done.encode(), &[]);
             }
         }
+    }
+
+    /// A library of another version: its program has the kernel's connections alone, and listens for those alone. The
+    /// answer is of this version, which a library that comes later can tell.
+    fn meet_stranger(&mut self, client: &ControlSocket, found: u8) {
+        const WHY: &str = "the program's library is of another version";
+        if !self.tally.fallbacks.contains_key(WHY) {
+            let process = process_of(client);
+            tracing::warn!(process, "a program's library is of version {found}, this is {VERSION}");
+        }
+        self.leave_to_kernel(client, 0, WHY);
     }
 
     pub(crate) fn leave_to_kernel(

@@ -20,6 +20,7 @@ impl Monitor {
             format!("denied={}", self.tally.denied),
             format!("found again after exec={}", self.tally.resumed),
             format!("taken over from a proxy that died={}", self.tally.adopted),
+            format!("broken off in a take-over={}", self.tally.not_adopted),
             format!("went on after a new life of the link={}", self.tally.continued),
             format!("moved between partitions={}", self.tally.moved),
             format!("extents given to other hosts={}", self.tally.extents),

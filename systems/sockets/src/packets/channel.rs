@@ -30,8 +30,17 @@ use beeline_ring::packets::{Corrupt, IndexQueue, Packets};
 use super::header::{HEADER_BYTES, Header, PacketKind};
 use super::protocol::{address_of, address_words};
 
-/// "BLNTCH", a zero and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTCH\0\x03");
+/// Version of the memory, and of the [records](super::protocol) by which it is asked for: a program and a proxy of two
+/// versions make no connection.
+///
+/// - 3: a small packet is copied beside the position of its queue. Records have the memory's version.
+/// - 1 and 2: without the copy; records were of version 1 with both.
+pub const VERSION: u8 = 3;
+
+/// "BLNTCH" and a zero.
+const NAME: u64 = u64::from_le_bytes(*b"BLNTCH\0\0");
+/// The name and the version.
+const MAGIC: u64 = NAME | (VERSION as u64) << 56;
 
 const BLOCK_BYTES_AT: usize = 8;
 const BLOCKS_AT: usize = 12;
@@ -111,6 +120,12 @@ pub enum ChannelError {
     NotAChannel {
         /// Its length.
         length: usize,
+    },
+    /// It is a channel, laid out otherwise.
+    #[error("a channel of version {found}, where this is version {VERSION}")]
+    OtherVersion {
+        /// The one that it says.
+        found: u8,
     },
 }
 
@@ -225,8 +240,12 @@ impl Channel {
         let mut channel = Self { mapping, shape: Shape { block_bytes: 64, blocks: 4 } };
         let read = |at| channel.half_word(at).load(Ordering::Relaxed) as usize;
         let shape = Shape { block_bytes: read(BLOCK_BYTES_AT), blocks: read(BLOCKS_AT) };
-        let ours = channel.word(0).load(Ordering::Acquire) == MAGIC;
-        if !ours || !shape.is_valid() || shape.length_bytes() != length {
+        let magic = channel.word(0).load(Ordering::Acquire);
+        let found = (magic >> 56) as u8;
+        if magic == NAME | u64::from(found) << 56 && found != VERSION {
+            return Err(ChannelError::OtherVersion { found });
+        }
+        if magic != MAGIC || !shape.is_valid() || shape.length_bytes() != length {
             return Err(none);
         }
         channel.shape = shape;
@@ -471,6 +490,23 @@ impl Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_channel_of_another_version_is_refused_by_its_version() {
+        let at: SocketAddr = "10.1.2.3:80".parse().unwrap();
+        let made = Channel::create(Shape { block_bytes: 256, blocks: 8 }, at, at).unwrap();
+        for version in [VERSION - 1, VERSION + 1] {
+            made.word(0).store(NAME | u64::from(version) << 56, Ordering::Relaxed);
+            let memory = made.mapping().descriptor().unwrap().try_clone().unwrap();
+            let refused = Channel::take(memory).unwrap_err();
+            assert!(
+                matches!(refused, ChannelError::OtherVersion { found } if found == version),
+                "{refused}"
+            );
+            let told = refused.to_string();
+            assert!(told.contains(&version.to_string()) && told.contains(&VERSION.to_string()));
+        }
+    }
 
     #[test]
     fn a_channel_is_taken_as_it_was_made_and_other_memory_is_not() {

@@ -44,6 +44,8 @@ static MISSING: AtomicU64 = AtomicU64::new(0);
 static IS_THERE: AtomicBool = AtomicBool::new(false);
 /// A proxy was found once, so that one may have been told of this program's listening sockets.
 static WAS_THERE: AtomicBool = AtomicBool::new(false);
+/// No proxy answered for a placeholder lately: others are not waited for.
+static RESUMED_IN_VAIN: AtomicBool = AtomicBool::new(false);
 /// Priority of connections that are made next, for the explicit interface.
 static LISTENERS: Mutex<Vec<(SocketAddr, u64)>> = Mutex::new(Vec::new());
 
@@ -331,20 +333,58 @@ pub fn accepted(fd: RawFd) -> Accepted {
 }
 
 /// `fd` came into this program from elsewhere: by `exec`, or in a message. If it is a placeholder, its
-/// connection goes on here.
+/// connection goes on here, or is reset here: a placeholder alone has rings for data, and what is written to it goes
+/// nowhere.
 pub fn inherited(fd: RawFd) {
     if !kernel::is_bound_beside(fd, PLACEHOLDER_NAME) || table::packets(fd).is_some() {
         return;
     }
-    let Some(page) = page() else { return };
+    match resume(fd) {
+        Some(connection) => {
+            let connection = table::set_packets(fd, Box::new(connection));
+            // Other processes may have it.
+            connection.shared();
+        }
+        None => reset_here(fd),
+    }
+}
+
+/// The connection of a placeholder. `None`: it is over, there is no proxy, or that is of another version.
+fn resume(fd: RawFd) -> Option<Connection> {
     // SAFETY: an open descriptor, for the length of the call.
     let about = unsafe { BorrowedFd::borrow_raw(fd) };
-    let Ok((Answer::Channel, descriptors)) = ask(Question::Resume, Some(about)) else { return };
-    let Some(given) = given(descriptors) else { return };
-    if let Ok(channel) = Channel::take(given.memory) {
-        let connection = table::set_packets(fd, Box::new(Connection::new(channel, page)));
-        // Other processes may have it.
-        connection.shared();
+    let tries = if RESUMED_IN_VAIN.load(Ordering::Relaxed) { 1 } else { TELLS };
+    for _ in 0..tries {
+        if let Some(page) = page_now()
+            && let Ok((answer, descriptors)) = ask(Question::Resume, Some(about))
+        {
+            RESUMED_IN_VAIN.store(false, Ordering::Relaxed);
+            let memory = given(descriptors).filter(|_| answer == Answer::Channel)?.memory;
+            return Some(Connection::new(Channel::take(memory).ok()?, page));
+        }
+        lost();
+        // One that died a moment ago is about to be replaced.
+        std::thread::sleep(TELL_AGAIN);
+    }
+    RESUMED_IN_VAIN.store(true, Ordering::Relaxed);
+    None
+}
+
+/// Puts a socket whose connection was reset where the program has a placeholder. Other processes have that, too, and
+/// go on with its connection.
+fn reset_here(fd: RawFd) {
+    let (kind, flags) = (SocketType::STREAM, SocketFlags::CLOEXEC);
+    let made = rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None);
+    let replaced = made.is_ok_and(|(own, other)| {
+        // A peer that closes with bytes unread: that is a reset.
+        let _ = rustix::net::send(&own, &[0], rustix::net::SendFlags::empty());
+        drop(other);
+        let closes = !kernel::survives_exec(fd);
+        kernel::replace(own.as_raw_fd(), fd, closes).is_ok()
+    });
+    if !replaced {
+        // Better over for all than wrong here.
+        let _ = kernel::shutdown(fd, libc::SHUT_RDWR);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Records between a program's library and the monitor of its host's proxy.
 //!
 //! `SOCK_SEQPACKET`, abstract name: the monitor of the rings' with `-proxy` behind it. One question
-//! and its answers for each Unix connection. Eight bytes of head: `BLNM`, version 1, kind, two
+//! and its answers for each Unix connection. Eight bytes of head: `BLNM`, the version, kind, two
 //! zeros; then words of eight bytes.
 //!
 //! | question | words | descriptors | answers |
@@ -26,8 +26,9 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use super::channel::VERSION;
+
 const MAGIC: [u8; 4] = *b"BLNM";
-const VERSION: u8 = 1;
 const HEAD_BYTES: usize = 8;
 /// Most bytes of a record.
 pub const LONGEST: usize = 512;
@@ -90,10 +91,20 @@ pub enum Answer {
 
 /// Why a record was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a record of {length} bytes is none of version {VERSION}")]
-pub struct BadRecord {
-    /// Its length.
-    pub length: usize,
+#[non_exhaustive]
+pub enum BadRecord {
+    /// It is none.
+    #[error("a record of {length} bytes is none of version {VERSION}")]
+    Form {
+        /// Its length.
+        length: usize,
+    },
+    /// The library and the proxy are not of one version.
+    #[error("a record of version {found}, where this is version {VERSION}")]
+    OtherVersion {
+        /// The one that it says.
+        found: u8,
+    },
 }
 
 fn head(kind: u8) -> Vec<u8> {
@@ -102,9 +113,13 @@ fn head(kind: u8) -> Vec<u8> {
 }
 
 fn parts(record: &[u8]) -> Result<(u8, &[u8]), BadRecord> {
-    let bad = BadRecord { length: record.len() };
+    let bad = BadRecord::Form { length: record.len() };
     let (head, body) = record.split_at_checked(HEAD_BYTES).ok_or(bad)?;
-    if head[..4] == MAGIC && head[4] == VERSION { Ok((head[5], body)) } else { Err(bad) }
+    match head[4] {
+        _ if head[..4] != MAGIC => Err(bad),
+        VERSION => Ok((head[5], body)),
+        found => Err(BadRecord::OtherVersion { found }),
+    }
 }
 
 /// An address as three words; zeros for none.
@@ -167,7 +182,7 @@ impl Question {
     ///
     /// Errors: [`BadRecord`].
     pub fn decode(record: &[u8]) -> Result<Self, BadRecord> {
-        let bad = BadRecord { length: record.len() };
+        let bad = BadRecord::Form { length: record.len() };
         match parts(record)? {
             (1, []) => Ok(Self::Hello),
             (2, body) => {
@@ -220,7 +235,7 @@ impl Answer {
     ///
     /// Errors: [`BadRecord`].
     pub fn decode(record: &[u8]) -> Result<Self, BadRecord> {
-        let bad = BadRecord { length: record.len() };
+        let bad = BadRecord::Form { length: record.len() };
         match parts(record)? {
             (1, []) => Ok(Self::Page),
             (2, []) => Ok(Self::Channel),
@@ -262,6 +277,17 @@ mod tests {
             }
             let _ = Question::decode(&bytes);
         }
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_refused_by_its_version() {
+        let mut record = Question::Hello.encode();
+        record[4] = VERSION - 1;
+        let refused = Err(BadRecord::OtherVersion { found: VERSION - 1 });
+        assert_eq!(Question::decode(&record), refused);
+        assert_eq!(Answer::decode(&record).map(|_| Question::Hello), refused);
+        record[0] = 0;
+        assert_eq!(Question::decode(&record), Err(BadRecord::Form { length: 8 }));
     }
 
     #[test]
