@@ -7,7 +7,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use beeline_ring::packets::Corrupt;
 use beeline_sockets::packets::channel::{ARMED, Channel, Direction, RINGING, UNARMED};
+use beeline_sockets::packets::connection::FILLER_BYTES;
 use beeline_sockets::packets::header::{Header, PacketKind};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::flow::{Act, Allowance, Ends, Receipts, Violation};
@@ -16,6 +18,10 @@ use crate::ring::{RingReceiver, RingSender};
 
 /// Calls that empty a placeholder's queue, at most: several times what it holds.
 const EMPTYING_CALLS: usize = 64;
+
+/// Pokes that wait in a placeholder beside a filler, at most. Some thirty have room there; one that has none would wake
+/// nobody.
+const POKES: u64 = 8;
 
 /// Where no packet's stands yet.
 const NO_HEADER: Header =
@@ -66,6 +72,8 @@ pub(crate) struct Incoming {
     pub(crate) unread: bool,
     /// Nothing may follow.
     pub(crate) finish_came: bool,
+    /// The kernel had no memory for a ring: it is tried again, and nothing sleeps before.
+    pub(crate) owes_ring: bool,
 }
 
 /// Whether a connection is on its way to another partition.
@@ -112,6 +120,7 @@ impl Incoming {
             is_closed: false,
             unread: false,
             finish_came: false,
+            owes_ring: false,
         }
     }
 
@@ -155,8 +164,16 @@ impl Incoming {
         }
         let outcome = self.channel.publish(Direction::ToProgram, &self.filled);
         self.filled.clear();
-        attend(&self.channel, &self.socket, counters);
+        self.ring(counters);
         outcome
+    }
+
+    /// Rings if there is something to read and the reader is armed.
+    pub(crate) fn ring(&mut self, counters: &Counters) {
+        let (channel, socket) = (&self.channel, &self.socket);
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let by = || rustix::net::send(socket, &[1], flags).map(drop);
+        self.owes_ring = attend(channel, counters, by);
     }
 
     /// How much is in the program's queue, and how much of it the program has consumed: what the
@@ -170,12 +187,13 @@ impl Incoming {
     }
 }
 
-/// Rings if there is something to read and the reader is armed.
+/// Rings, `by` a byte in the placeholder, if there is something to read and the reader is armed. True: that has to be
+/// tried again.
 ///
 /// The reader sees for as long as this takes that it may be rung for, so that no ring comes for
 /// what it has read already: a placeholder would be readable with nothing behind it. Of two threads that come here at
 /// the same time one rings.
-pub(crate) fn attend(channel: &Channel, socket: &OwnedFd, counters: &Counters) {
+fn attend(channel: &Channel, counters: &Counters, by: impl FnOnce() -> Result<(), Errno>) -> bool {
     // Against the fence between the reader's arm and its look at the queue.
     fence(Ordering::SeqCst);
     let armed = &channel.program().reader_armed;
@@ -183,21 +201,22 @@ pub(crate) fn attend(channel: &Channel, socket: &OwnedFd, counters: &Counters) {
         |from, to| armed.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
     let is_empty = || channel.packets(Direction::ToProgram).filled().is_empty();
     if armed.load(Ordering::SeqCst) != ARMED || is_empty() || !step(ARMED, RINGING) {
-        return;
+        return false;
     }
     // Against the fence between the reader's last packet and its look at the word.
     fence(Ordering::SeqCst);
     if is_empty() {
         step(RINGING, ARMED);
-        return;
+        return false;
     }
-    let sent = rustix::net::send(socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    let sent = by();
     if sent.is_ok() {
         channel.proxy().bells.fetch_add(1, Ordering::Release);
         add(&counters.bells, 1);
     }
-    // A ring that the kernel had no memory for is owed: the next packet, or the reader's own question, rings.
     step(RINGING, if sent.is_ok() { UNARMED } else { ARMED });
+    // A placeholder without room has rings in it, and one whose other end is gone has no reader.
+    matches!(sent, Err(Errno::NOBUFS | Errno::NOMEM))
 }
 
 impl Connection {
@@ -307,13 +326,20 @@ impl Connection {
         Ok((found, bytes))
     }
 
-    /// Empties the placeholder's queue, unless the program waits for room that there is not.
+    /// Pokes fill the placeholder beside a filler: the next ones would be lost.
+    fn is_filling_up(&self) -> bool {
+        let most = FILLER_BYTES as u64 + POKES;
+        rustix::io::ioctl_fionread(&*self.socket).is_ok_and(|bytes| bytes > most)
+    }
+
+    /// Empties the placeholder's queue, unless the program waits for room that there is not. Before pokes are lost it is
+    /// emptied all the same: the program finds no room then, and asks again.
     pub(crate) fn give_room(&self) {
         let wanted = &self.channel.program().room_wanted;
         let free = self.channel.packets(Direction::ToProxy).free().count().unwrap_or(0) as usize;
         let enough = free * 4 >= self.channel.shape().blocks;
         if wanted.load(Ordering::SeqCst) != 0 {
-            if !enough {
+            if !enough && !self.is_filling_up() {
                 return;
             }
             wanted.store(0, Ordering::SeqCst);
@@ -357,5 +383,54 @@ impl Connection {
         let moves = matches!(self.moving, Moving::Leaving(_) | Moving::Arrived);
         let stays = self.open && self.moving == Moving::Not;
         !blocked && (stays && may || moves)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use beeline_sockets::packets::channel::Shape;
+    use beeline_sockets::packets::header::HEADER_BYTES;
+
+    use super::*;
+
+    /// A packet is there and the reader is armed.
+    pub(crate) fn told() -> (Incoming, UnixStream) {
+        let at = "10.0.0.1:1".parse().unwrap();
+        let channel = Channel::create(Shape { block_bytes: 128, blocks: 16 }, at, at).unwrap();
+        let (own, program) = UnixStream::pair().unwrap();
+        program.set_nonblocking(true).unwrap();
+        let packets = channel.packets(Direction::ToProgram);
+        let mut numbers = [0; 1];
+        assert_eq!(packets.take(&mut numbers), Ok(1));
+        let length = u16::try_from(HEADER_BYTES + 1).unwrap();
+        let header = Header { length, ..NO_HEADER }.encode();
+        channel.header(Direction::ToProgram, numbers[0]).store(header, Ordering::Relaxed);
+        packets.publish(&numbers).unwrap();
+        channel.program().reader_armed.store(ARMED, Ordering::Relaxed);
+        let key = Key { own: 80, peer: 4000 };
+        let (channel, own) = (Arc::new(channel), Arc::new(OwnedFd::from(own)));
+        (Incoming::new(key, &channel, &own, Receipts::new(16)), program)
+    }
+
+    #[test]
+    fn a_ring_that_the_kernel_had_no_memory_for_is_owed_and_no_other_is() {
+        let counters = Counters::default();
+        for (error, owes) in [
+            (Errno::NOBUFS, true),
+            (Errno::NOMEM, true),
+            (Errno::AGAIN, false),
+            (Errno::PIPE, false),
+        ] {
+            let (incoming, _program) = told();
+            assert_eq!(attend(&incoming.channel, &counters, || Err(error)), owes, "{error}");
+            // Whatever comes next rings.
+            let armed = incoming.channel.program().reader_armed.load(Ordering::Relaxed);
+            assert_eq!((armed, counters.bells.load(Ordering::Relaxed)), (ARMED, 0));
+        }
+        let (incoming, _program) = told();
+        assert!(!attend(&incoming.channel, &counters, || Ok(())));
+        assert_eq!(counters.bells.load(Ordering::Relaxed), 1);
     }
 }

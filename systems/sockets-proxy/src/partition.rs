@@ -27,7 +27,7 @@ use beeline_sockets::packets::channel::Channel;
 use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use rustix::net::Shutdown;
 
-use crate::conduit::{Connection, Incoming, Moving, attend};
+use crate::conduit::{Connection, Incoming, Moving};
 use crate::flow::{Act, Allowance, Ends, PRIORITIES, Receipts, Schedule, Violation};
 use crate::geometry::{CONTROL_SLOT_BYTES, Geometry, at};
 use crate::ring::{RingFault, RingReceiver, RingSender};
@@ -509,7 +509,9 @@ impl Partition {
                 incoming.is_closed = true;
             }
         }
-        attend(&connection.channel, &connection.socket, &self.counters);
+        if let Some(incoming) = self.half.get().at(place) {
+            incoming.ring(&self.counters);
+        }
         connection.give_room();
     }
 

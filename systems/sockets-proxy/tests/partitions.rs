@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use beeline_ntb::bells::Silent;
 use beeline_ntb::shim::Combining;
@@ -15,6 +15,7 @@ use beeline_os::Mapping;
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
 use beeline_sockets::packets::channel::{Channel, Direction};
+use beeline_sockets::packets::header::{Header, PacketKind};
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
@@ -440,4 +441,97 @@ fn a_batch_that_a_program_spoils_takes_no_room_in_the_ring_that_others_fill() {
         assert_eq!(program.receive(100), Err(Errno(libc::ECONNRESET)));
         assert!(other.receive(100).is_err());
     }
+}
+
+/// A program that writes the block of its small packet over once it is published: what went is the copy beside the tail,
+/// with both of which a program and a proxy, and a proxy and a program, hand one line over instead of two.
+#[test]
+fn a_small_packet_is_taken_from_its_copy_in_both_hand_overs() {
+    let mut world = World::new(None);
+    let [client, server] = world.connect(100, 0);
+    let spoil = |channel: &Channel, direction| {
+        for number in (0..).take(BLOCKS) {
+            // SAFETY: a block's payload is longer.
+            unsafe { channel.payload(direction, number).write_bytes(0xee, 48) };
+        }
+    };
+    assert_eq!(client.send(b"small"), Ok(5));
+    spoil(&client.connection.channel, Direction::ToProxy);
+    world.settle();
+    spoil(&server.connection.channel, Direction::ToProgram);
+    assert_eq!(server.receive(100), Ok(b"small".to_vec()));
+    // Two are no single packet, and have no copy.
+    assert_eq!(client.send(&[7; 2 * (SLOT - 8)]), Ok(2 * (SLOT - 8)));
+    spoil(&client.connection.channel, Direction::ToProxy);
+    world.settle();
+    let mut wanted = [7; 2 * (SLOT - 8)];
+    wanted[..48].fill(0xee);
+    wanted[SLOT - 8..][..48].fill(0xee);
+    assert_eq!(server.receive(1000), Ok(wanted.to_vec()));
+}
+
+/// A copy may say anything at the right position. What goes is as much as a copy can hold of it, or the block.
+#[test]
+fn a_copy_that_a_program_spoils_sends_no_more_than_the_copy_has() {
+    let data = |length| Header { length, ..header(PacketKind::Data) };
+    let all = [data(9), data(55), data(56), data(57), data(64), data(127), data(128), data(129)];
+    let others = [PacketKind::Finish, PacketKind::Reset, PacketKind::Extent, PacketKind::Migrate];
+    let others = others.map(|kind| header(kind).encode());
+    let odd = [0, u64::MAX, data(0).encode(), data(8).encode(), data(u16::MAX).encode()];
+    let words = all.map(Header::encode).into_iter().chain(others).chain(odd);
+    let (mut copies, mut blocks) = (0, 0);
+    for word in words.flat_map(|word| [word, word | 1 << 63]) {
+        let mut world = World::new(None);
+        let [hostile, server] = world.connect(100, 0);
+        let channel = &hostile.connection.channel;
+        let packets = channel.packets(Direction::ToProxy);
+        for position in 0..3_u32 {
+            let mut number = [0];
+            assert_eq!(packets.take(&mut number), Ok(1));
+            let payload = channel.payload(Direction::ToProxy, number[0]);
+            // SAFETY: a block's payload is longer.
+            unsafe { payload.write_bytes(0xbb, 20) };
+            let block = channel.header(Direction::ToProxy, number[0]);
+            block.store(data(28).encode(), Ordering::Relaxed);
+            packets.publish(&number).unwrap();
+            copy(channel, position, word);
+            world.settle();
+            let came = server.receive(1000).unwrap();
+            let length = (word >> 32 & 0xffff) as usize;
+            if came[0] == 0xcc {
+                assert!((9..=56).contains(&length), "{word:#x}");
+                assert_eq!(came, vec![0xcc; length - 8], "{word:#x}");
+                copies += 1;
+            } else {
+                assert_eq!(came, vec![0xbb; 20], "{word:#x}");
+                blocks += 1;
+            }
+        }
+    }
+    assert_eq!((copies, blocks), (3 * 2 * 3, 3 * 2 * 14), "each of both was used");
+}
+
+fn header(kind: PacketKind) -> Header {
+    let length = match kind {
+        PacketKind::Data => 9,
+        PacketKind::Finish | PacketKind::Reset => 8,
+        PacketKind::Credit => 16,
+        PacketKind::Migrate | PacketKind::Extent => 24,
+    };
+    Header { source: 0, destination: 0, length, sync: false, kind }
+}
+
+/// Writes the line of the tail over, but for the tail: a position and seven words, of which the first is `word`.
+fn copy(channel: &Channel, position: u32, word: u64) {
+    let line = channel.mapping().base();
+    let half = |at: usize, value: u32| {
+        // SAFETY: within the mapping, whose positions begin at 384; the program may write all of it.
+        let place = unsafe { line.add(384 + at) };
+        // SAFETY: aligned to 4; atomics only.
+        unsafe { AtomicU32::from_ptr(place.cast().as_ptr()) }.store(value, Ordering::Relaxed);
+    };
+    half(8, word as u32);
+    half(12, (word >> 32) as u32);
+    (16..64).step_by(4).for_each(|at| half(at, 0xcccc_cccc));
+    half(4, position);
 }

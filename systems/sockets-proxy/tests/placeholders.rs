@@ -202,6 +202,47 @@ fn a_wish_for_room_whose_filler_was_taken_along_is_said_again() {
     assert!(program.send(b"more").is_ok());
 }
 
+/// A program that waits for room writes and reads other things, each of which may wake the proxy's thread. A filler and
+/// some thirty bytes fill the placeholder; a byte that finds it full wakes nobody.
+#[test]
+fn a_program_that_waits_for_room_wakes_the_proxy_as_often_as_it_likes() {
+    let mut world = World::new();
+    let (program, command) = world.program(Key { own: 4000, peer: 80 });
+    let bytes = usize::try_from(PLACEHOLDER_BYTES).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&program.fd, bytes).unwrap();
+    world.thread.commands.put(command);
+    world.hears(&Notice::Created { id: 4000 });
+    let (other, command) = world.program(Key { own: 80, peer: 4000 });
+    assert!(world.other.obey(command).is_some());
+    let full = |program: &Program| eventually("no room", || program.send(&[7; 4096]).err());
+    assert_eq!(full(&program), Errno(libc::EAGAIN));
+    let sleeps = Arc::clone(&world.thread.counters);
+    let sleeps = || sleeps.sleeps.load(Ordering::Relaxed);
+    for number in 0..60 {
+        // Each time with a wish for room.
+        assert_eq!(full(&program), Errno(libc::EAGAIN));
+        let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+        let woken = rustix::net::send(&program.fd, &[1], flags);
+        assert_eq!(woken, Ok(1), "wake-up {number} is lost");
+        // It was heard once the thread sleeps again for the second time.
+        let before = sleeps();
+        eventually("the thread sleeps", || (sleeps() >= before + 2).then_some(()));
+    }
+    // Room is still told: the other host's program reads.
+    let writable = |program: &Program| {
+        let mut fds = [PollFd::new(&program.fd, PollFlags::OUT)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+    };
+    assert_eq!(full(&program), Errno(libc::EAGAIN));
+    let mut read = 0;
+    eventually("room", || {
+        world.other.turn().unwrap();
+        read += other.receive(1 << 12).map_or(0, |bytes| bytes.len());
+        (read > 0 && writable(&program)).then_some(())
+    });
+    assert!(program.send(b"more").is_ok());
+}
+
 /// A proxy's thread that waits for a processor in the middle of a ring has said that it rings, and has not done so.
 /// The reader that takes the packets meanwhile takes that ring, too: a set would tell of what was read already.
 #[test]

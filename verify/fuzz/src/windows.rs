@@ -193,5 +193,19 @@ pub fn memory_seeds() -> Vec<Vec<u8>> {
     ];
     // Reader armed; finished.
     let program = [vec![1], record(0, 1), record(1, 1), record(8, 1)];
-    vec![peer.concat(), program.concat()]
+    // A packet in the first block, and beside the tail a copy of it that says another header.
+    let words = |at: usize| at / 8 - 16;
+    let copy = |kind, length| {
+        [
+            vec![1],
+            record(words(8192), packet(PacketKind::Data, 28)),
+            record(words(392), packet(kind, length)),
+            // The tail, and the position of the copy above it.
+            record(words(384), 1),
+        ]
+        .concat()
+    };
+    let copies = [56, 57, 128, 129].map(|length| copy(PacketKind::Data, length));
+    let extent = copy(PacketKind::Extent, 24);
+    [peer.concat(), program.concat(), extent].into_iter().chain(copies).collect()
 }

@@ -10,7 +10,7 @@ use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use rustix::net::Shutdown;
 
 use super::{Departure, Fault, Key, Notice, Partition, libc_reset};
-use crate::conduit::{Connection, Incoming, Moving, attend};
+use crate::conduit::{Connection, Incoming, Moving};
 use crate::flow::{Allowance, Receipts, Violation};
 use crate::waits::Position;
 
@@ -58,11 +58,12 @@ impl Partition {
             self.create(key, id, channel, socket, priority, false, (allowance, receipts))?;
         if let Some(connection) = self.connections[place].as_mut() {
             connection.ends.finish_came = came;
-            // What was published and not rung for, given back and not told.
-            attend(&connection.channel, &connection.socket, &self.counters);
+            // Given back and not told.
             connection.give_room();
         }
         if let Some(incoming) = self.half.get().at(place) {
+            // What was published and not rung for.
+            incoming.ring(&self.counters);
             incoming.finish_came = came;
         }
         Some(place)

@@ -153,6 +153,9 @@ impl Half {
         let made_room = self.data_in.tell();
         for place in 0..self.connections.len() {
             let Some(incoming) = self.connections[place].as_mut() else { continue };
+            if incoming.owes_ring {
+                incoming.ring(&self.counters);
+            }
             if !incoming.looks_for_credit() {
                 continue;
             }
@@ -190,8 +193,8 @@ impl Half {
     /// True when a turn would find something.
     pub(super) fn has_work(&self) -> bool {
         let due = |incoming: &Incoming| {
-            if !incoming.looks_for_credit() {
-                return false;
+            if incoming.owes_ring || !incoming.looks_for_credit() {
+                return incoming.owes_ring;
             }
             let consumed = incoming.channel.taken(Direction::ToProgram);
             let due = || incoming.receipts.is_due(consumed, incoming.is_eager) != Ok(false);
@@ -363,5 +366,41 @@ impl Receiver {
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.signs.stop.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use beeline_ntb::bells::Silent;
+    use beeline_ntb::window::Mapped;
+    use beeline_ntb::{Inbound, Outbound};
+    use beeline_os::Mapping;
+
+    use super::super::{Command, Partition};
+    use super::*;
+    use crate::flow::Schedule;
+    use crate::geometry::Geometry;
+
+    const LENGTH: usize = 64 << 10;
+
+    #[test]
+    fn a_ring_that_is_owed_is_work_and_comes_with_the_next_turn() {
+        let geometry = Geometry::dividing(LENGTH, 1, 128, 16).unwrap();
+        let mapping = Arc::new(Mapping::anonymous(2 * LENGTH).unwrap());
+        let inbound = Inbound::new(Arc::clone(&mapping), 0, LENGTH);
+        let outbound = Outbound::new(Arc::new(Mapped::new(mapping, LENGTH, LENGTH)));
+        let (at, bytes) = geometry.partition(0);
+        let window = Window { inbound, outbound, bells: Arc::new(Silent) }.part(at, bytes);
+        let mut partition = Partition::new(window, geometry, Schedule::new(8, 4), 1);
+        partition.obey(Command::Link { up: true });
+        let (mut incoming, mut program) = crate::conduit::tests::told();
+        incoming.owes_ring = true;
+        partition.half.get().put(0, incoming);
+        assert!(partition.has_work(), "the thread would sleep");
+        partition.turn().unwrap();
+        assert_eq!(program.read(&mut [0; 8]).ok(), Some(1));
+        assert!(!partition.has_work());
     }
 }

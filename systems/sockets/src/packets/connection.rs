@@ -72,6 +72,8 @@ pub struct Connection {
     reset_told: AtomicBool,
     is_gone: AtomicBool,
     is_shared: AtomicBool,
+    /// A ring that was begun did not come in time: others are not slept for.
+    pub(super) gave_up_rings: AtomicBool,
     blocking: AtomicU8,
     /// Memory of either host in programs' hands.
     pub(super) extents: super::extents::Extents,
@@ -144,6 +146,7 @@ impl Connection {
             reset_told: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
+            gave_up_rings: AtomicBool::new(false),
             blocking: AtomicU8::new(0),
             extents: super::extents::Extents::default(),
             copied: [const { AtomicU64::new(0) }; 2],
