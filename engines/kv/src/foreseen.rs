@@ -89,13 +89,17 @@ impl InOrder {
     /// The next one, or the one before, where it is of this namespace and `is` accepts its stored key: a
     /// command that reads and writes asks twice.
     #[inline]
-    fn find(&mut self, namespace: u32, is: impl Fn(Range<usize>) -> bool) -> Option<Worked> {
+    fn find(
+        &mut self,
+        namespace: u32,
+        is: impl Fn(Range<usize>) -> bool,
+    ) -> Option<(Range<usize>, u64)> {
         for at in [self.next, self.next.wrapping_sub(1)] {
             let Some(worked) = self.all.get(at) else { continue };
             let stored = worked.stored.start as usize..worked.stored.end as usize;
-            if worked.namespace == namespace && is(stored) {
+            if worked.namespace == namespace && is(stored.clone()) {
                 self.next = at + 1;
-                return Some(worked.clone());
+                return Some((stored, worked.place));
             }
         }
         None
@@ -135,7 +139,7 @@ impl Foreseen {
     #[inline]
     pub fn find_key(&mut self, database: u32, key: &[u8]) -> Option<u64> {
         let Self { bytes, keys, .. } = self;
-        keys.find(database, |stored| &bytes[stored] == key).map(|worked| worked.place)
+        keys.find(database, |stored| &bytes[stored] == key).map(|(_, place)| place)
     }
 
     /// Works a field out and keeps it; its place in the index.
@@ -159,8 +163,7 @@ impl Foreseen {
     #[inline]
     fn find(&mut self, name: &FieldName<'_>) -> Option<(Range<usize>, u64)> {
         let Self { bytes, fields, .. } = self;
-        let found = fields.find(fields_of(name.database), |stored| name.is(&bytes[stored]))?;
-        Some((found.stored.start as usize..found.stored.end as usize, found.place))
+        fields.find(fields_of(name.database), |stored| name.is(&bytes[stored]))
     }
 }
 
@@ -169,7 +172,8 @@ impl Keyspace<'_> {
     #[inline]
     pub(crate) fn place_key(&mut self, database: u8, key: &[u8]) -> Placed {
         let home = self.home_mut();
-        match home.foreseen.find_key(u32::from(database), key) {
+        let foreseen = home.foreseen.as_mut();
+        match foreseen.and_then(|all| all.find_key(u32::from(database), key)) {
             Some(place) => Placed { place, asked: true },
             None => home.store().place_key(database, key).into(),
         }
@@ -182,7 +186,7 @@ impl Keyspace<'_> {
         name: &FieldName<'_>,
         with: impl FnOnce(&mut Self, &[u8], Placed) -> R,
     ) -> R {
-        let mut foreseen = std::mem::take(&mut self.home_mut().foreseen);
+        let mut foreseen = self.home_mut().foreseen.take().unwrap_or_default();
         let kept = foreseen.bytes.len();
         let (stored, place) = match foreseen.find(name) {
             Some((stored, place)) => (stored, Placed { place, asked: true }),
@@ -193,7 +197,7 @@ impl Keyspace<'_> {
         };
         let result = with(self, &foreseen.bytes[stored], place);
         foreseen.bytes.truncate(kept);
-        self.home_mut().foreseen = foreseen;
+        self.home_mut().foreseen = Some(foreseen);
         result
     }
 }
@@ -226,7 +230,7 @@ mod tests {
                 told(b"row", b"c"),
             ];
             assert_eq!(keys.expect(0, all.into_iter()), 5);
-            assert_eq!(keys.home_mut().foreseen.fields.all.len(), 3, "of the row alone");
+            assert_eq!(foreseen(keys).fields.all.len(), 3, "of the row alone");
             for (key, asked) in [
                 (b"row".as_slice(), true),
                 (b"row", true),
@@ -248,12 +252,16 @@ mod tests {
                 (b"a", true, 3),
             ] {
                 let found = keys.field(0, b"row", &row, field).unwrap();
-                assert_eq!((found.is_some(), keys.home_mut().foreseen.fields.next), (there, next));
+                assert_eq!((found.is_some(), foreseen(keys).fields.next), (there, next));
             }
             assert!(!keys.put_field(0, b"row", &mut row, b"b", &[b"new"]).unwrap());
             assert!(keys.delete_field(0, b"row", &mut row, b"a").unwrap());
             assert_eq!(row.length, 1);
         });
+    }
+
+    fn foreseen<'k>(keys: &'k mut Keyspace<'_>) -> &'k Foreseen {
+        keys.home_mut().foreseen.as_deref().unwrap()
     }
 
     fn name<'k>(key: &'k [u8], generation: u64, field: &'k [u8]) -> FieldName<'k> {

@@ -150,9 +150,9 @@ impl<'a> Keyspace<'a> {
             return shard.expect(database, all);
         }
         let ahead = Ahead::of(all, |key| self.store().place_key(database, key));
-        let mut foreseen = std::mem::take(&mut self.home_mut().foreseen);
+        let mut foreseen = self.home_mut().foreseen.take().unwrap_or_default();
         let heard = ahead.ask(database, &mut foreseen, self);
-        self.home_mut().foreseen = foreseen;
+        self.home_mut().foreseen = Some(foreseen);
         heard
     }
 

@@ -141,9 +141,9 @@ impl Shard {
     #[inline]
     pub fn expect<'k>(&mut self, database: u8, all: impl Iterator<Item = Expected<'k>>) -> usize {
         let ahead = Ahead::of(all, |key| self.store.place_key(database, key));
-        let mut foreseen = std::mem::take(&mut self.foreseen);
+        let mut foreseen = self.foreseen.take().unwrap_or_default();
         let heard = ahead.ask(database, &mut foreseen, self);
-        self.foreseen = foreseen;
+        self.foreseen = Some(foreseen);
         heard
     }
 

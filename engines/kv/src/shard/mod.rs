@@ -114,7 +114,8 @@ pub struct Shard {
     pub(crate) waiting: Waiting,
     pub(crate) random: Xorshift,
     pub(crate) scratch: Vec<u8>,
-    pub(crate) foreseen: Foreseen,
+    /// In a place of its own: it is taken out while it is used.
+    pub(crate) foreseen: Option<Box<Foreseen>>,
     pub(crate) known_row: KnownRow,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
     use_second: u16,
@@ -146,7 +147,7 @@ impl Shard {
             waiting: Waiting::default(),
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
-            foreseen: Foreseen::default(),
+            foreseen: None,
             known_row: KnownRow::default(),
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
