@@ -1,11 +1,15 @@
 //! Bytes of a stranger: whether they are a BSON document, and not too deep.
 //!
-//! Invariant: what [`document`] accepted can be decoded by recursion without running out of stack.
+//! Invariant: what [`document`] accepted can be decoded, by recursion without running out of stack. Documents are
+//! stored as the bytes that came, so what could not be decoded would fail every later reader of them.
 
 use crate::error::{Code, Result, fail};
 
 /// Deepest nesting, as MongoDB has it on the wire.
 pub const DEEPEST: usize = 180;
+
+/// The subtype of binary values that has a length of its own.
+const OLD_BINARY: u8 = 2;
 
 /// Checks that `bytes` are exactly one document: lengths, types, strings, nesting.
 ///
@@ -38,6 +42,12 @@ pub fn document(bytes: &[u8]) -> Result<()> {
             0x02 | 0x0d | 0x0e => string(bytes, at, end)?,
             0x05 => {
                 let size = length(bytes, at)?;
+                // The old subtype has its length a second time, and what decodes it later looks at that.
+                if bytes.get(at + 4) == Some(&OLD_BINARY)
+                    && (size < 4 || length(bytes, at + 5)? != size - 4)
+                {
+                    return broken("a binary value of subtype 2 has a wrong length inside");
+                }
                 size.saturating_add(5)
             }
             0x06 | 0x0a | 0x7f | 0xff => 0,
@@ -145,6 +155,7 @@ fn string(bytes: &[u8], at: usize, end: usize) -> Result<usize> {
 
 #[cfg(test)]
 mod tests {
+    use bson::spec::BinarySubtype;
     use bson::{Bson, Document, doc};
     use proptest::prelude::*;
 
@@ -162,6 +173,83 @@ mod tests {
                 prop_assert!(Document::from_reader(&bytes[..]).is_ok());
             }
             prop_assert!(document(&bytes[..place]).is_err());
+        }
+    }
+
+    /// A document with a value of every type.
+    fn of_every_type() -> Vec<u8> {
+        let binary = |subtype, bytes| bson::Binary { subtype, bytes };
+        let mut bytes = doc! {
+            "a": 1.5, "b": "text", "c": { "d": [1, { "e": null }] }, "f": Bson::Undefined,
+            "g": binary(BinarySubtype::Generic, vec![1, 2]),
+            "h": binary(BinarySubtype::BinaryOld, vec![1, 2]),
+            "i": binary(BinarySubtype::Uuid, vec![7; 16]), "j": bson::oid::ObjectId::from_bytes([7; 12]),
+            "k": true, "l": bson::DateTime::from_millis(1),
+            "m": Bson::JavaScriptCode("code".to_owned()), "n": Bson::Symbol("symbol".to_owned()),
+            "o": bson::JavaScriptCodeWithScope { code: "code".to_owned(), scope: doc! { "x": 1 } },
+            "p": 1_i32, "q": bson::Timestamp { time: 1, increment: 2 }, "r": 1_i64,
+            "s": "1.5".parse::<bson::Decimal128>().unwrap(), "t": Bson::MinKey, "u": Bson::MaxKey,
+        }
+        .to_vec()
+        .unwrap();
+        bytes.pop();
+        bytes.extend(b"\x0bv\0pattern\0ix\0");
+        bytes.extend(b"\x0cw\0\x02\0\0\0n\0twelve bytes\0");
+        let length = bytes.len() as u32;
+        bytes[..4].copy_from_slice(&length.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn whatever_one_byte_becomes_what_is_accepted_can_be_decoded() {
+        let whole = of_every_type();
+        assert_eq!(
+            (document(&whole), Document::from_reader(&whole[..]).unwrap().len()),
+            (Ok(()), 21)
+        );
+        let mut accepted = 0;
+        for place in 0..whole.len() {
+            for by in 1..=u8::MAX {
+                let mut bytes = whole.clone();
+                bytes[place] = bytes[place].wrapping_add(by);
+                if document(&bytes).is_ok() {
+                    accepted += 1;
+                    let decoded = Document::from_reader(&bytes[..]);
+                    assert!(decoded.is_ok(), "byte {place} more by {by}: {decoded:?}");
+                }
+            }
+        }
+        assert!(accepted > 10_000, "{accepted}");
+    }
+
+    #[test]
+    fn a_binary_value_of_subtype_2_has_its_length_inside() {
+        let of = |content: &[u8]| {
+            let mut bytes = vec![0; 4];
+            bytes.extend(b"\x05b\0");
+            bytes.extend((content.len() as u32).to_le_bytes());
+            bytes.push(OLD_BINARY);
+            bytes.extend(content);
+            bytes.push(0);
+            let length = bytes.len() as u32;
+            bytes[..4].copy_from_slice(&length.to_le_bytes());
+            bytes
+        };
+        for (content, is_right) in [
+            (&b"\x02\0\0\0xy"[..], true),
+            (b"\0\0\0\0", true),
+            (b"", false),
+            (b"\0\0\0", false),
+            (b"\x01\0\0\0xy", false),
+            (b"\x03\0\0\0xy", false),
+            (b"\xff\xff\xff\xffxy", false),
+        ] {
+            let bytes = of(content);
+            assert_eq!(document(&bytes).is_ok(), is_right, "{content:?}");
+            assert_eq!(Document::from_reader(&bytes[..]).is_ok(), is_right, "{content:?}");
+            if !is_right {
+                assert_eq!(document(&bytes).unwrap_err().code, Code::NonConformantBson);
+            }
         }
     }
 

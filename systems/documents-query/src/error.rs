@@ -24,7 +24,7 @@ macro_rules! codes {
 }
 
 codes! {
-    InternalError = 1, BadValue = 2, NoSuchKey = 4, SnapshotUnavailable = 246, UserExists = 51003, MechanismUnavailable = 334, InvalidResumeToken = 260, MergeWithoutIndex = 51183, MergeShape = 51132, MergeStageNoMatchingDocument = 13113, DistinctTooBig = 17217, ChangeStreamsMissing = 40573, NoSuchField = 40414, UnknownField = 40415, BelowMinimum = 51024, ApiStrictError = 323, ApiVersionError = 322, ApiDeprecationError = 324, HostUnreachable = 6, FailedToParse = 9,
+    InternalError = 1, BadValue = 2, NoSuchKey = 4, SnapshotUnavailable = 246, UserExists = 51003, MechanismUnavailable = 334, InvalidResumeToken = 260, MergeWithoutIndex = 51183, MergeShape = 51132, MergeStageNoMatchingDocument = 13113, DistinctTooBig = 17217, ChangeStreamsMissing = 40573, NoSuchField = 40414, UnknownField = 40415, DuplicateField = 40413, DuplicateSection = 40433, BelowMinimum = 51024, ApiStrictError = 323, ApiVersionError = 322, ApiDeprecationError = 324, HostUnreachable = 6, FailedToParse = 9,
     UserNotFound = 11, UnsupportedFormat = 12, Unauthorized = 13, TypeMismatch = 14,
     Overflow = 15, InvalidLength = 16, DatabaseDiffersInCase = 13297, ProtocolError = 17, AuthenticationFailed = 18,
     IllegalOperation = 20, NamespaceNotFound = 26, IndexNotFound = 27, PathNotViable = 28,

@@ -2,6 +2,7 @@
 //!
 //! They are decoded where something has to be known of them, and by what has to know it.
 
+use beeline_documents_query::error::{Code, QueryError};
 use bson::raw::{RawBsonRef, RawDocument};
 use bson::{Bson, Document};
 
@@ -11,7 +12,15 @@ use crate::commands::Request;
 const WRITES: &[(&str, &str)] =
     &[("insert", "documents"), ("update", "updates"), ("delete", "deletes")];
 
-/// Reads a command, which has passed `check::document` where a stranger sent it.
+impl Request {
+    /// One that does not run, for this reason.
+    pub(crate) fn refused(reason: QueryError) -> Self {
+        Self { refused: Some(reason), ..Self::default() }
+    }
+}
+
+/// Reads a command, which has passed `check::document` where a stranger sent it. One that has its array of documents
+/// twice is refused: documents would be left out without a word.
 ///
 /// Errors: bytes that are no document.
 pub fn read(bytes: &[u8]) -> bson::error::Result<Request> {
@@ -19,13 +28,17 @@ pub fn read(bytes: &[u8]) -> bson::error::Result<Request> {
     let mut elements = raw.iter_elements();
     let first = elements.next().transpose()?;
     let name = first.as_ref().map_or("", |first| first.key().as_str());
-    let Some((_, field)) = WRITES.iter().find(|(command, _)| *command == name) else {
+    let Some((command, field)) = WRITES.iter().find(|(command, _)| *command == name) else {
         return Ok(Request { body: Document::from_reader(bytes)?, ..Request::default() });
     };
-    let mut request = Request::default();
+    let (mut request, mut has_field) = (Request::default(), false);
     for element in first.into_iter().map(Ok).chain(elements) {
         let element = element?;
         let (name, value) = (element.key().as_str(), element.value()?);
+        if name == *field && std::mem::replace(&mut has_field, true) {
+            let reason = format!("BSON field '{command}.{field}' is a duplicate field");
+            return Ok(Request::refused(QueryError::new(Code::DuplicateField, reason)));
+        }
         if name == *field
             && let RawBsonRef::Array(array) = value
             && let Some(documents) = documents_of(array)?
@@ -64,6 +77,23 @@ mod tests {
         assert_eq!(request.name(), "insert");
         assert_eq!(request.sequences, [("documents".to_owned(), vec![one.to_vec().unwrap()])]);
         assert_eq!(request.body, doc! { "insert": "c", "$db": "d", "deletes": [1] });
+    }
+
+    #[test]
+    fn an_array_that_comes_twice_is_refused() {
+        for body in [
+            doc! { "insert": "c", "documents": [{ "_id": 1 }], "other    ": [{ "_id": 2 }] },
+            doc! { "insert": "c", "documents": [{ "_id": 1 }], "other    ": 2 },
+            doc! { "insert": "c", "documents": 1, "other    ": [{ "_id": 2 }] },
+        ] {
+            let mut bytes = body.to_vec().unwrap();
+            let at = bytes.windows(9).position(|one| one == b"other    ").unwrap();
+            assert!(read(&bytes).unwrap().refused.is_none());
+            bytes[at..at + 9].copy_from_slice(b"documents");
+            let request = read(&bytes).unwrap();
+            assert_eq!(request.refused.map(|error| error.code), Some(Code::DuplicateField));
+            assert!(request.body.is_empty() && request.sequences.is_empty());
+        }
     }
 
     #[test]

@@ -233,16 +233,23 @@ fn read_msg(body: &[u8], whole: &[u8], manner: &mut Manner) -> Result<Request, W
             other => return broken(format!("section kind {other} is not known")),
         }
     }
-    match main {
-        // What was refused is not looked at any more, and nothing of it runs.
-        Some(_) if refused.is_some() => Ok(Request { refused, ..Request::default() }),
-        Some(bytes) => {
+    // What was refused is not looked at any more, and nothing of it runs.
+    match (main, refused) {
+        (Some(_), Some(reason)) => Ok(Request::refused(reason)),
+        (Some(bytes), None) => {
             let mut request = request::read(bytes).map_err(|error| WireError(error.to_string()))?;
-            // What a section brought comes before what the body has of the same name.
-            sequences.append(&mut request.sequences);
-            Ok(Request { sequences, refused, ..request })
+            let is_known = |(name, _): &&(String, _)| {
+                request.body.contains_key(name)
+                    || request.sequences.iter().any(|(known, _)| known == name)
+            };
+            if let Some((name, _)) = sequences.iter().find(is_known) {
+                let reason = format!("Duplicate field between body and document sequence {name}");
+                return Ok(Request::refused(QueryError::new(Code::DuplicateSection, reason)));
+            }
+            request.sequences.append(&mut sequences);
+            Ok(request)
         }
-        None => broken("a message has no body"),
+        (None, _) => broken("a message has no body"),
     }
 }
 

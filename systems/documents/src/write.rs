@@ -93,9 +93,8 @@ pub fn prepare(bytes: Vec<u8>) -> Result<(Bson, Vec<u8>)> {
     }
     let raw = RawDocument::from_bytes(&bytes[..])
         .map_err(|error| QueryError::new(Code::NonConformantBson, error.to_string()))?;
-    let mut first = true;
-    let mut id = None;
-    for element in raw.iter_elements() {
+    let (mut id, mut is_first) = (None, false);
+    for (at, element) in raw.iter_elements().enumerate() {
         let element =
             element.map_err(|error| QueryError::new(Code::NonConformantBson, error.to_string()))?;
         if element.key().as_str() == "_id" {
@@ -106,14 +105,11 @@ pub fn prepare(bytes: Vec<u8>) -> Result<(Bson, Vec<u8>)> {
             if id.replace(value).is_some() {
                 return fail(Code::BadValue, "can't have multiple _id fields in one document");
             }
-            if first {
-                break;
-            }
+            is_first = at == 0;
         }
-        first = false;
     }
     match id {
-        Some(id) if first => {
+        Some(id) if is_first => {
             check_id(&id)?;
             Ok((id, bytes))
         }

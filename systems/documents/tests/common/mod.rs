@@ -41,12 +41,17 @@ impl Client {
         if !body.contains_key("$db") {
             body.insert("$db", "d");
         }
+        self.run_request(session, Request { body, ..Request::default() })
+    }
+
+    /// A request as the wire brings it.
+    pub fn run_request(&self, session: &mut Session, request: Request) -> Document {
         let mut context = Context {
             engine: &self.engine,
             session,
             identity: &self.identity,
             database: String::new(),
-            request: Request { body, ..Request::default() },
+            request,
             may_wait: false,
         };
         let reply = commands::run(&mut context);
