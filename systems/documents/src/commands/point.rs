@@ -95,6 +95,8 @@ pub fn answer(
         return false;
     }
     let replica = engine.replica.get();
+    // First: what is read before a member begins to take back or to copy may be gone.
+    let turned = replica.map(|replica| replica.turned());
     if replica.is_some_and(|replica| !replica.writes()) {
         return false;
     }
@@ -110,6 +112,10 @@ pub fn answer(
     });
     // Errors are the other way's to report.
     let Ok(Some(is_there)) = looked else { return false };
+    // The lookup may have waited for the row while this member ceased to lead.
+    if replica.is_some_and(|replica| Some(replica.turned()) != turned || !replica.writes()) {
+        return false;
+    }
     engine.metrics.documents_commands.add_shared(1);
     engine.metrics.documents_examined.add_shared(u64::from(is_there));
     engine.metrics.documents_returned.add_shared(u64::from(is_there));
@@ -120,15 +126,19 @@ pub fn answer(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
 
+    use beeline_documents_query::error::Result;
     use bson::oid::ObjectId;
     use bson::{Document, doc};
 
     use super::*;
     use crate::EngineOptions;
     use crate::commands::{Context, Identity, Request, run};
-    use crate::store::Memory;
+    use crate::replica::agreed::Agreed;
+    use crate::replica::store::ReplicaStore;
+    use crate::replica::{Replica, ReplicaOptions, State};
+    use crate::store::{Backing, Memory, Store};
 
     /// A field beside those of a reply.
     const EXTRA: &[u8] = b"\x10extra\0\x07\0\0\0";
@@ -239,6 +249,96 @@ mod tests {
             }
         }
         assert_eq!(answered, 14);
+    }
+
+    type Hook = Box<dyn FnOnce() + Send>;
+
+    /// A store that does something before it locks a row.
+    #[derive(Default)]
+    struct Hooked(Memory, Mutex<Option<Hook>>);
+
+    impl std::fmt::Debug for Hooked {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("Hooked")
+        }
+    }
+
+    impl Store for Hooked {
+        fn with(
+            &self,
+            row: &[u8],
+            work: &mut dyn FnMut(&mut dyn Backing) -> Result<()>,
+        ) -> Result<()> {
+            if let Some(hook) = self.1.lock().unwrap().take() {
+                hook();
+            }
+            self.0.with(row, work)
+        }
+
+        fn now_ms(&self) -> u64 {
+            self.0.now_ms()
+        }
+
+        fn space(&self) -> (u64, u64) {
+            self.0.space()
+        }
+    }
+
+    /// A member that leads a set of one.
+    fn leader() -> Arc<Replica> {
+        let agreed = Arc::new(Agreed::new(Arc::default()));
+        agreed.gate.fence(1);
+        agreed.gate.lead(1);
+        agreed.gate.extend(u64::MAX);
+        let rows = Arc::<Memory>::default();
+        let store = Arc::new(ReplicaStore::open(rows, Arc::clone(&agreed.gate)).unwrap());
+        let options = ReplicaOptions {
+            set: "rs0".to_owned(),
+            me: 1,
+            members: [(1, ([127, 0, 0, 1], 1).into())].into(),
+            fabric: [].into(),
+            cluster: 1,
+            election_timeout: std::time::Duration::from_secs(1),
+            oplog_bytes: 1 << 20,
+            longest_batch: 1 << 20,
+            batch_bytes: 1 << 20,
+            rollback_directory: "rollback".into(),
+            held_file: "held".into(),
+        };
+        let replica = Arc::new(Replica::new(options, store, agreed));
+        replica.set_state(State::Primary);
+        replica
+    }
+
+    #[test]
+    fn a_lookup_during_which_the_member_turned_is_not_answered() {
+        let store = Arc::<Hooked>::default();
+        let engine =
+            Engine::open(Arc::clone(&store) as Arc<dyn Store>, &EngineOptions::default()).unwrap();
+        run_plainly(&engine, doc! { "insert": "c", "documents": [{ "_id": 1 }], "$db": "d" });
+        let replica = leader();
+        engine.replica.set(Arc::clone(&replica)).unwrap();
+        let body = doc! { "find": "c", "filter": { "_id": 1 }, "$db": "d" }.to_vec().unwrap();
+        for (states, answers) in [
+            (&[][..], true),
+            (&[State::Secondary][..], false),
+            (&[State::Secondary, State::Rollback], false),
+            (&[State::Secondary, State::Copying, State::Secondary, State::Primary], false),
+            (&[State::Secondary, State::Primary], true),
+        ] {
+            replica.set_state(State::Primary);
+            let turning = Arc::clone(&replica);
+            let hook: Hook =
+                Box::new(move || states.iter().for_each(|state| turning.set_state(*state)));
+            *store.1.lock().unwrap() = Some(hook);
+            let before = engine.metrics.documents_commands.value();
+            let (session, mut out) = (Session::default(), Vec::new());
+            let answered = answer(&engine, &session, &body, Vec::new, &mut Vec::new(), &mut out);
+            assert_eq!((answered, out.is_empty()), (answers, !answers), "{states:?}");
+            assert!(store.1.lock().unwrap().is_none(), "the row was looked at");
+            let counted = engine.metrics.documents_commands.value() - before;
+            assert_eq!(counted, u64::from(answers), "what another way answers is counted there");
+        }
     }
 
     #[test]

@@ -298,7 +298,7 @@ impl Replica {
         State::of(self.state.load(Ordering::SeqCst))
     }
 
-    fn set_state(&self, state: State) {
+    pub(crate) fn set_state(&self, state: State) {
         if self.state.swap(state as u8, Ordering::SeqCst) != state as u8 {
             if matches!(state, State::Rollback | State::Copying) {
                 self.turned.fetch_add(1, Ordering::SeqCst);
