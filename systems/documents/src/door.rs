@@ -240,14 +240,7 @@ async fn serve(
             stream.write_all(&output).await?;
             output.clear();
         }
-        if input.is_empty() && input.capacity() > KEPT {
-            input = Vec::new();
-        }
-        for kept in [&mut output, &mut found] {
-            if kept.capacity() > KEPT * 2 {
-                *kept = Vec::new();
-            }
-        }
+        give_back(&mut input, &mut output, &mut found);
         if *stop.borrow() {
             return Ok(());
         }
@@ -263,6 +256,19 @@ async fn serve(
         };
         if read == 0 {
             return Ok(());
+        }
+    }
+}
+
+/// Frees the buffers of a connection that grew, before it waits for its client.
+fn give_back(input: &mut Vec<u8>, output: &mut Vec<u8>, found: &mut Vec<u8>) {
+    // The beginning of a message waits for the rest of it.
+    if input.is_empty() && input.capacity() > KEPT {
+        *input = Vec::new();
+    }
+    for (kept, most) in [(output, KEPT * 2), (found, READ)] {
+        if kept.capacity() > most {
+            *kept = Vec::new();
         }
     }
 }
@@ -464,6 +470,20 @@ mod tests {
         answer.resize(length, 0);
         stream.read_exact(&mut answer[4..]).unwrap();
         wire::read(&answer, 1 << 20).unwrap().1.body
+    }
+
+    #[test]
+    fn a_connection_that_waits_keeps_no_long_document_beside_its_reply() {
+        let document = vec![7; 1_900_000];
+        let (mut input, mut output, mut found) = (vec![1; KEPT], document.clone(), document);
+        output.clear();
+        give_back(&mut input, &mut output, &mut found);
+        assert_eq!((input.len(), found.capacity()), (KEPT, 0));
+        assert!(output.capacity() <= KEPT * 2);
+        // What is short stays for the next find, and the beginning of a message is not lost.
+        let (mut input, mut found) = (vec![1; KEPT * 2], vec![7; 1000]);
+        give_back(&mut input, &mut output, &mut found);
+        assert!(input.len() == KEPT * 2 && found.capacity() >= 1000);
     }
 
     #[test]
