@@ -354,6 +354,8 @@ fn known_bugs_are_caught_by_random_histories() {
                 | KnownBug::SplitBatch
                 | KnownBug::ForgetTruncator
                 | KnownBug::AppendAway
+                | KnownBug::ForgetRowEnds
+                | KnownBug::UnmarkEarly
         ) {
             // Too rare for chance, or not about databases: they have histories of their own.
             continue;
