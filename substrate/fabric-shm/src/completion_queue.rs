@@ -61,9 +61,11 @@ pub(crate) struct Queue {
     descriptor: OwnedFd,
     timer: OwnedFd,
     entries: RefCell<VecDeque<Entry>>,
+    /// How many those are: most polls need not look at them.
+    local: Cell<usize>,
     members: RefCell<Vec<Option<Rc<Core>>>>,
     free: RefCell<Vec<u32>>,
-    hot: RefCell<Vec<u32>>,
+    hot: RefCell<Vec<(u32, Rc<Core>)>>,
     /// To become hot when the list is not being walked.
     late: RefCell<Vec<u32>>,
     news: RefCell<Vec<u32>>,
@@ -101,6 +103,7 @@ impl Queue {
             descriptor,
             timer,
             entries: RefCell::new(VecDeque::with_capacity(depth_entries as usize)),
+            local: Cell::new(0),
             members: RefCell::new(Vec::new()),
             free: RefCell::new(Vec::new()),
             hot: RefCell::new(Vec::new()),
@@ -134,7 +137,7 @@ impl Queue {
     /// The queue pair is gone; its completions stay.
     pub(crate) fn leave(&self, member: u32) {
         let mut hot = self.hot.borrow_mut();
-        if let Some(place) = hot.iter().position(|&other| other == member) {
+        if let Some(place) = hot.iter().position(|(other, _)| *other == member) {
             hot.swap_remove(place);
         }
         drop(hot);
@@ -170,7 +173,7 @@ impl Queue {
             self.rare.set(true);
             return;
         };
-        hot.push(member);
+        hot.push((member, Rc::clone(&core)));
         if heat.replace(Heat::Hot) == Heat::Cold {
             self.cold.set(self.cold.get().saturating_sub(1));
         }
@@ -193,7 +196,7 @@ impl Queue {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.entries.borrow().is_empty()
+        self.local.get() == 0
     }
 
     /// Adds a local completion. False when the queue overran.
@@ -206,6 +209,7 @@ impl Queue {
             return false;
         }
         entries.push_back(Entry { completion, member });
+        self.local.set(entries.len());
         drop(entries);
         self.signal_if_armed();
         true
@@ -239,10 +243,10 @@ impl Queue {
     /// Moves local completions out.
     #[inline(always)]
     fn drain(&self, out: &mut [WorkCompletion]) -> usize {
-        let mut entries = self.entries.borrow_mut();
-        if entries.is_empty() {
+        if self.is_empty() {
             return 0;
         }
+        let mut entries = self.entries.borrow_mut();
         let members = self.members.borrow();
         let mut count = 0;
         while count < out.len()
@@ -254,6 +258,7 @@ impl Queue {
                 core.outstanding.set(core.outstanding.get().saturating_sub(1));
             }
         }
+        self.local.set(entries.len());
         count
     }
 
@@ -322,10 +327,9 @@ impl Queue {
         let hot = self.hot.borrow();
         let total = hot.len();
         let mut place = self.turn.get();
-        let members = self.members.borrow();
         for _ in 0..total {
             place = if place + 1 >= total { 0 } else { place + 1 };
-            let Some(Some(core)) = members.get(hot[place] as usize) else { continue };
+            let (_, core) = &hot[place];
             let progress = core.progress(self, &mut out[count..], check_clock);
             count += progress.completions;
             if progress.quiet {
@@ -342,7 +346,6 @@ impl Queue {
         drop(hot);
         self.turn.set(place);
         if cooling && !self.armed.get() {
-            drop(members);
             self.cool(total);
         }
         count
@@ -351,13 +354,11 @@ impl Queue {
     /// Takes quiet queue pairs off the list. One fence for all of them.
     #[cold]
     fn cool(&self, total: usize) {
-        let members = self.members.borrow();
         let mut hot = self.hot.borrow_mut();
         let mut spare = total.saturating_sub(self.always_hot);
         let mut candidates = Vec::new();
         let generation = self.next_generation();
-        hot.retain(|&member| {
-            let Some(Some(core)) = members.get(member as usize) else { return false };
+        hot.retain(|(member, core)| {
             if core.is_finished() {
                 core.heat_in(self).set(Heat::Out);
                 return false;
@@ -365,7 +366,7 @@ impl Queue {
             if spare > 0 && core.quiet_polls.get() >= QUIET_POLLS && core.can_sleep() {
                 spare -= 1;
                 core.arm(self, generation);
-                candidates.push(member);
+                candidates.push((*member, Rc::clone(core)));
                 return false;
             }
             true
@@ -374,12 +375,11 @@ impl Queue {
             return;
         }
         barrier::heavy();
-        for member in candidates {
-            let Some(Some(core)) = members.get(member as usize) else { continue };
+        for (member, core) in candidates {
             if core.has_message() {
                 core.disarm(self);
                 core.quiet_polls.set(0);
-                hot.push(member);
+                hot.push((member, core));
             } else {
                 core.heat_in(self).set(Heat::Cold);
                 self.cold.set(self.cold.get() + 1);
@@ -452,10 +452,8 @@ impl Queue {
         self.armed.set(true);
         let generation = self.next_generation();
         let mut deadline: Option<Instant> = None;
-        let members = self.members.borrow();
         let hot = self.hot.borrow();
-        for &member in hot.iter() {
-            let Some(Some(core)) = members.get(member as usize) else { continue };
+        for (_, core) in hot.iter() {
             core.arm(self, generation);
             if let Some(due) = core.deadline() {
                 deadline = Some(deadline.map_or(due, |earlier| earlier.min(due)));
@@ -486,11 +484,8 @@ impl Queue {
     /// Peers of hot queue pairs need not ring any more.
     fn disarm(&self) {
         self.armed.set(false);
-        let members = self.members.borrow();
-        for &member in self.hot.borrow().iter() {
-            if let Some(Some(core)) = members.get(member as usize) {
-                core.disarm(self);
-            }
+        for (_, core) in self.hot.borrow().iter() {
+            core.disarm(self);
         }
     }
 

@@ -418,6 +418,16 @@ impl Connection {
         written.then(|| (self.consumer.word(0), low(self.consumer.word(1)), head.behind))
     }
 
+    /// What the waiting message says where it is a send within its slot, without an immediate: its
+    /// length, and the messages behind it.
+    #[inline(always)]
+    pub(crate) fn peek_short(&self) -> Option<(usize, u32)> {
+        let head = self.consumer.head()?;
+        let length = (head.tag >> 8) as usize;
+        let short = head.tag & 0xFF == KIND_SEND && length <= INLINE_WORDS * 8;
+        short.then_some((length, head.behind))
+    }
+
     #[inline(always)]
     fn decode(&self, tag: u32) -> Option<Inbound> {
         let word = |at| self.consumer.word(at);

@@ -431,7 +431,7 @@ fn local_address(region: &MemoryRegion, offset: u64) -> *mut u8 {
     #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
     let offset = offset as usize;
     // SAFETY: the range was checked against the region when the request was posted.
-    unsafe { region.memory().base().as_ptr().add(offset) }
+    unsafe { region.base().add(offset) }
 }
 
 #[inline(always)]

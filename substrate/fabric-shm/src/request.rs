@@ -83,9 +83,8 @@ impl Kept {
 pub(crate) fn local_range(entry: &ScatterGatherEntry<'_>) -> (*const u8, usize) {
     #[expect(clippy::cast_possible_truncation, reason = "ranges lie inside mapped regions")]
     let (offset, length) = (entry.offset as usize, entry.length as usize);
-    let base = entry.region.memory().base().as_ptr();
     // SAFETY: the range lies inside the region (checked when posted).
-    (unsafe { base.add(offset) }, length)
+    (unsafe { entry.region.base().add(offset) }, length)
 }
 
 /// Gathers; a word of the target whose bytes come from several entries appears at once too.

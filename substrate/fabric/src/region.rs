@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use beeline_os::memory::{MemoryObject, Persistence};
 
@@ -78,6 +78,8 @@ struct Inner {
     memory: Arc<dyn MemoryObject>,
     /// The memory's, which does not change: asked for at every post.
     length_bytes: u64,
+    /// Also the memory's. Never stored to: an atomic only because a bare pointer is not shared.
+    base: AtomicPtr<u8>,
     access: Access,
     local_key: LocalKey,
     remote_key: RemoteKey,
@@ -119,9 +121,11 @@ impl MemoryRegion {
     ) -> Self {
         let revoked = AtomicBool::new(false);
         let length_bytes = memory.length_bytes() as u64;
+        let base = AtomicPtr::new(memory.base().as_ptr());
         Self(Arc::new(Inner {
             memory,
             length_bytes,
+            base,
             access,
             local_key,
             remote_key,
@@ -134,6 +138,13 @@ impl MemoryRegion {
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn MemoryObject> {
         &self.0.memory
+    }
+
+    /// Where it begins: the memory's base, without asking the memory.
+    #[must_use]
+    #[inline]
+    pub fn base(&self) -> *mut u8 {
+        self.0.base.load(Ordering::Relaxed)
     }
 
     /// What the provider keeps for it, for the provider's own use.

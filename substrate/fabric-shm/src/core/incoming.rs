@@ -116,6 +116,30 @@ fn take_in(
             receives.pop();
             connection.consume(0);
             behind
+        } else if let Some((length, behind)) = connection.peek_short()
+            && let Some(receive) = receives.front()
+            && length as u64 <= receive.length
+        {
+            if count == 0 || behind > 0 {
+                connection.look_ahead(behind);
+            }
+            if length > 0
+                && let Some((region, offset)) = receives.place(&receive)
+            {
+                let bytes = Carried::Inline { first: 0 };
+                place(connection, region, offset, length as u64, &bytes);
+            }
+            *completion = WorkCompletion {
+                wr_id: receive.wr_id,
+                status: Status::Success,
+                opcode: Opcode::Receive,
+                length: length as u64,
+                immediate: None,
+                qp_num: core.link.qp_num,
+            };
+            receives.pop();
+            connection.consume(0);
+            behind
         } else {
             let Some((message, behind)) = connection.peek() else { break };
             let Some(receive) = receives.front() else { return (count, End::NoReceive) };
@@ -200,7 +224,7 @@ fn place(
     let (offset, length) = (offset as usize, length as usize);
     let memory = region.memory();
     // SAFETY: the range was just checked to lie inside the region.
-    let target = unsafe { memory.base().as_ptr().add(offset) };
+    let target = unsafe { region.base().add(offset) };
     let storing = moving::storing(memory.anchor());
     match *bytes {
         // SAFETY: the target lies inside the region, which the receive keeps.
