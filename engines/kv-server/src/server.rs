@@ -369,9 +369,15 @@ impl ShardServer {
     }
 
     fn execute(&mut self, shard: &mut Shard, completions: &[WorkCompletion]) {
-        if let [completion] = completions {
+        let arrived = |completion: &&WorkCompletion| {
+            matches!(completion.opcode, Opcode::Receive | Opcode::ReceiveWithImmediate)
+        };
+        if completions.iter().filter(arrived).nth(1).is_none() {
             // There are no misses to overlap, and a request taken ahead is copied once more.
-            return self.handle(shard, completion, None);
+            for completion in completions {
+                self.handle(shard, completion, None);
+            }
+            return;
         }
         let mut early = std::mem::take(&mut self.early);
         self.look_ahead(shard, completions, &mut early);
