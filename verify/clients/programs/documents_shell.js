@@ -34,6 +34,10 @@ same(items.countDocuments(), 2);
 session.commitTransaction();
 same(items.countDocuments(), 3);
 same(rs.status().members.map((member) => member.stateStr), ["PRIMARY"]);
+same(db.getRoles({ showBuiltinRoles: true }).roles, []);
+same(db.getProfilingStatus().was, 0);
+same(db.adminCommand({ fsync: 1 }).ok, 1);
+same(db.adminCommand({ getDefaultRWConcern: 1 }).defaultWriteConcern.w, "majority");
 let refused = 0;
 try {
   items.insertOne({ _id: 1 });

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::BufRead as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -127,6 +127,53 @@ fn mongodbs_shell_walks_what_a_person_types() {
     let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     assert!(output.status.success() && told.starts_with("fine"), "{}", said(&output));
     note(&told);
+    assert!(server.stop().success());
+}
+
+/// The folder of MongoDB's tools; they are in no package registry, so a test runs them where they are installed, or
+/// where `BEELINE_MONGODB_TOOLS` names them.
+fn mongodb_tools() -> Option<PathBuf> {
+    let named = std::env::var_os("BEELINE_MONGODB_TOOLS").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut folders = named.into_iter().chain(std::env::split_paths(&path));
+    folders.find(|folder| folder.join("mongodump").is_file())
+}
+
+#[test]
+fn mongodbs_tools_import_dump_and_restore_what_they_were_given() {
+    let test = "mongodbs_tools_import_dump_and_restore_what_they_were_given";
+    let Some(tools) = mongodb_tools() else {
+        skip(test, "MongoDB's tools are not installed: no package registry has them");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&folder.path().join("data"), &["--shards", "2"]);
+    let uri = format!("mongodb://{}", server.documents());
+    let (lines, dump) = (folder.path().join("people.json"), folder.path().join("dump"));
+    let people: String = (0..500)
+        .map(|n| format!("{{\"_id\": {n}, \"name\": \"p{n}\", \"price\": {{\"$numberDecimal\": \"{n}.10\"}}}}\n"))
+        .collect();
+    std::fs::write(&lines, people).unwrap();
+    let run = |tool: &str, arguments: &[&str]| {
+        let mut command = Command::new(tools.join(tool));
+        let output = bounded(command.args(["--uri", &uri]).args(arguments), PATIENCE);
+        assert!(output.status.success(), "{tool}: {}\n{}", said(&output), server.complaints());
+        said(&output)
+    };
+    let [lines, dump] = [&lines, &dump].map(|path| path.to_str().unwrap());
+    let shop = ["-d", "shop", "-c", "people"];
+    let told = run("mongoimport", &[&shop[..], &["--file", lines]].concat());
+    assert!(told.contains("500 document(s) imported successfully"), "{told}");
+    // The same again replaces them.
+    let again = ["--file", lines, "--mode", "upsert"];
+    run("mongoimport", &[&shop[..], &again].concat());
+    run("mongodump", &["--out", dump]);
+    let renamed = ["--nsFrom", "shop.*", "--nsTo", "kept.*", dump];
+    let told = run("mongorestore", &renamed);
+    assert!(told.contains("500 document(s) restored successfully"), "{told}");
+    // Over what is there: it is dropped first.
+    let told = run("mongorestore", &["--drop", dump]);
+    assert!(told.contains("500 document(s) restored successfully. 0 document(s) failed"), "{told}");
     assert!(server.stop().success());
 }
 
