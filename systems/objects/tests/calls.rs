@@ -54,6 +54,30 @@ fn both_map_the_same_memory_and_the_kernel_refuses_to_let_a_reader_write() {
 }
 
 #[test]
+fn long_objects_come_back_whole_also_where_a_part_of_one_is_copied_inside_it() {
+    let home = Home::new(256 << 20, 0);
+    let (writer, reader) = (home.client(), home.client());
+    let data = bytes(3, (33 << 20) + 5);
+    writer.put(id(1), &data, b"about", SOON).unwrap();
+    let object = reader.get(id(1), NOW).unwrap();
+    assert!(object.to_vec() == data && object.metadata() == b"about");
+    // Its first twelve megabytes, written again one byte further on.
+    let length = 12 << 20;
+    let mut buffer = writer.create(id(2), data.len() as u64, b"", SOON).unwrap();
+    buffer.write_at(0, &data).unwrap();
+    let own = buffer.as_mut_ptr().cast_const();
+    // SAFETY: the buffer's own memory, as long as the object is.
+    unsafe { buffer.write_from(1, own, length) }.unwrap();
+    // SAFETY: nothing is read.
+    let outside = unsafe { buffer.write_from(data.len() as u64, own, 1) };
+    assert!(matches!(outside, Err(ObjectsError::Outside { .. })));
+    writer.seal(buffer).unwrap();
+    let back = reader.get(id(2), NOW).unwrap().to_vec();
+    assert!(back[0] == data[0] && back[1..=length] == data[..length]);
+    assert!(back[length + 1..] == data[length + 1..]);
+}
+
+#[test]
 fn a_get_waits_for_the_seal_and_no_longer_than_asked() {
     let home = Home::new(64 << 20, 0);
     let (writer, reader) = (home.client(), home.client());
