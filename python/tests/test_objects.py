@@ -38,6 +38,20 @@ def eventually(question, what):
     raise AssertionError(what)
 
 
+def test_long_values_come_back_whole(store):
+    # Several threads copy these.
+    array = np.random.default_rng(2).integers(0, 255, (20 << 20) + 3, np.uint8)
+    assert (store.get(store.put(array)) == array).all()
+    raw = array.tobytes()[: 9 << 20]
+    assert store.get(store.put(raw)) == raw
+    several = {"one": array, "two": array[::-1].copy()}
+    back = store.get(store.put(several))
+    assert all((back[name] == several[name]).all() for name in several)
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"column": array[: 16 << 20]})
+    assert store.get(store.put(table)).equals(table)
+
+
 def test_an_array_comes_back_in_the_stores_own_memory_and_read_only(store):
     array = np.arange(1_000_000)
     ref = store.put(array)
