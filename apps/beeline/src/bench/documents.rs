@@ -54,12 +54,25 @@ pub struct DocumentsArguments {
     /// What carries the commands beside the wire: auto, shm, tcp or verbs.
     #[arg(long, default_value = "auto")]
     pub provider: String,
+    /// Where the node is met over fabric: an address of an RDMA device, for verbs.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub fabric_host: std::net::IpAddr,
     /// Where the node's pool lies.
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
     pub data: PathBuf,
     /// Folder of PostgreSQL's programs; Debian's newest unless it is named.
     #[arg(long, value_name = "DIRECTORY")]
     pub postgres: Option<PathBuf>,
+    /// Folder with `classes` and `jars` of mongo-java-server, where Maven is not to be asked for them.
+    #[arg(long, value_name = "DIRECTORY")]
+    pub java_server: Option<PathBuf>,
+    /// The Java that runs it.
+    #[arg(long, value_name = "PROGRAM", default_value = "java")]
+    pub java: PathBuf,
+    /// Cores of the clients in the part of peers, behind the servers' one: with one, the clients may be what limits
+    /// both servers.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub client_cores: usize,
     /// A Python with pymongo, for the part of peers.
     #[arg(long, value_name = "PROGRAM", default_value = "target/clients-venv/bin/python")]
     pub python: PathBuf,
@@ -120,12 +133,13 @@ impl Node {
         let folder =
             arguments.data.join(format!(".beeline-bench-documents-{}", std::process::id()));
         let (fabric, wire, http) = (free_port()?, free_port()?, free_port()?);
+        let at = std::net::SocketAddr::new(arguments.fabric_host, fabric);
         let program = std::env::current_exe().context("the path of this program")?;
         let mut command = Command::new(program);
         command
             .args(["serve", "--json", "--quiet", "--shards", "1", "--resp-address", "127.0.0.1:0"])
             .args(["--http-address", &format!("127.0.0.1:{http}"), "--without", "objects,direct"])
-            .args(["--fabric-address", &format!("127.0.0.1:{fabric}")])
+            .args(["--fabric-address", &at.to_string()])
             .args(["--documents-address", &format!("127.0.0.1:{wire}")])
             .args(["--durability", &arguments.durability, "--data"])
             .arg(&folder)
@@ -138,7 +152,7 @@ impl Node {
         let node = Self {
             child,
             folder,
-            fabric: format!("{}://127.0.0.1:{fabric}", arguments.provider),
+            fabric: format!("{}://{at}", arguments.provider),
             wire: format!("mongodb://127.0.0.1:{wire}"),
             http,
         };
@@ -165,8 +179,7 @@ impl Node {
 impl Node {
     /// Processor time that it used so far.
     fn cpu_seconds(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
-        stat.map_or(0.0, |text| cpu_seconds_of(&text))
+        cpu_seconds(self.child.id())
     }
 
     /// Memory registered for its fabric clients: pinned, where a card reads and writes it.
@@ -210,6 +223,12 @@ fn switches_of(text: &str) -> u64 {
         .filter(|(name, _)| name.ends_with("voluntary_ctxt_switches"))
         .filter_map(|(_, count)| count.trim().parse::<u64>().ok())
         .sum()
+}
+
+/// Processor time that a process used so far.
+fn cpu_seconds(process: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.map_or(0.0, |text| cpu_seconds_of(&text))
 }
 
 /// User and system time, of the text of `/proc/…/stat`.

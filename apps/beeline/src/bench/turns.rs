@@ -71,6 +71,16 @@ pub fn pin(index: usize) -> anyhow::Result<usize> {
     Ok(core)
 }
 
+/// Keeps the calling thread, and threads it starts from now on, on `count` of the allowed processors from the
+/// `first` on, counted round.
+///
+/// Errors: the kernel refused.
+pub fn pin_to_several(first: usize, count: usize) -> anyhow::Result<()> {
+    let all = allowed();
+    let cores: Vec<usize> = all.iter().cycle().skip(first).take(count.max(1)).copied().collect();
+    beeline_os::affinity::allow_current_thread(&cores).context("staying on some processors")
+}
+
 /// Lets the calling thread run on every processor the program was given.
 ///
 /// Errors: the kernel refused.

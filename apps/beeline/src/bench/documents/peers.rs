@@ -1,8 +1,8 @@
 //! The same operations beside other stores: mongo-java-server, a reimplementation in Java of MongoDB's wire that
 //! keeps documents in memory (it is no MongoDB), and PostgreSQL's `jsonb`, whose durability follows `--durability`.
 //!
-//! Every server runs on the first core, every client on the second: this build's client over the MongoDB wire,
-//! pymongo, and for PostgreSQL its own `pgbench` with prepared statements. A peer that is not here is left out and said.
+//! Every server runs on the first core, every client on the second, or on more behind it (`--client-cores`): this
+//! build's client over the MongoDB wire and over fabric, pymongo, and for PostgreSQL its own `pgbench` with prepared statements. A peer that is not here is left out and said.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,8 +13,8 @@ use anyhow::Context as _;
 use beeline_documents_client::{Client, Options};
 use bson::doc;
 
-use super::{Bench, Better, Contender, DocumentsArguments, Kind, Row, free_port};
-use crate::bench::turns::pin;
+use super::{Bench, Better, Contender, DocumentsArguments, Kind, Row, cpu_seconds, free_port};
+use crate::bench::turns::{pin, pin_to_several};
 
 const KINDS: [Kind; 2] = [Kind::Insert, Kind::Find];
 
@@ -63,32 +63,44 @@ impl Scripted {
 
 /// mongo-java-server, from Maven.
 struct JavaServer {
-    _program: Scripted,
+    program: Scripted,
     address: String,
 }
 
 impl JavaServer {
-    fn start(folder: &Path) -> anyhow::Result<Self> {
-        std::fs::write(folder.join("pom.xml"), include_str!("peers/pom.xml"))?;
-        std::fs::write(folder.join("Server.java"), include_str!("peers/Server.java"))?;
-        let jars = Command::new("mvn")
-            .args(["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"])
-            .current_dir(folder)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
-            .context("mvn")?;
-        anyhow::ensure!(jars.success(), "mvn could not fetch de.bwaldvogel:mongo-java-server");
+    fn start(arguments: &DocumentsArguments, folder: &Path) -> anyhow::Result<Self> {
         let port = free_port()?;
-        let mut command = Command::new("java");
-        command
-            .args(["-cp", "jars/*", "Server.java", &port.to_string()])
-            .current_dir(folder)
-            .stderr(Stdio::null());
+        let mut command = Command::new(&arguments.java);
+        match &arguments.java_server {
+            Some(made) => {
+                command.arg("-cp").arg(format!("{0}/classes:{0}/jars/*", made.display()));
+                command.arg("Server");
+            }
+            None => {
+                fetch(folder)?;
+                command.args(["-cp", "jars/*", "Server.java"]).current_dir(folder);
+            }
+        }
+        command.arg(port.to_string()).stderr(Stdio::null());
         let program = Scripted::start(&mut command)?;
-        Ok(Self { _program: program, address: format!("mongodb://127.0.0.1:{port}") })
+        Ok(Self { program, address: format!("mongodb://127.0.0.1:{port}") })
     }
+}
+
+/// Has Maven fetch mongo-java-server.
+fn fetch(folder: &Path) -> anyhow::Result<()> {
+    std::fs::write(folder.join("pom.xml"), include_str!("peers/pom.xml"))?;
+    std::fs::write(folder.join("Server.java"), include_str!("peers/Server.java"))?;
+    let jars = Command::new("mvn")
+        .args(["-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"])
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .context("mvn")?;
+    anyhow::ensure!(jars.success(), "mvn could not fetch de.bwaldvogel:mongo-java-server");
+    Ok(())
 }
 
 /// PostgreSQL with one table of `jsonb`.
@@ -231,43 +243,66 @@ impl Bench<'_> {
         };
         // Servers inherit the first core.
         pin(0)?;
-        let java = JavaServer::start(folder.path()).inspect_err(|error| say("java", error)).ok();
+        let java = JavaServer::start(self.arguments, folder.path())
+            .inspect_err(|error| say("java", error))
+            .ok();
         let postgres = Postgres::start(self.arguments, folder.path());
         let postgres = postgres.inspect_err(|error| say("PostgreSQL", error)).ok();
-        pin(1)?;
+        pin_to_several(1, self.arguments.client_cores)?;
         let connections = self.arguments.options.size(64, 4);
         let each = self.arguments.options.size(1000, 10);
         let (size, text) = (self.arguments.size, self.text());
         let at = |address: &str| -> anyhow::Result<Client> {
             Ok(Client::connect(address, Options { retry_writes: false, ..Options::default() })?)
         };
-        let many = |address: &str, kind: Kind| -> anyhow::Result<f64> {
+        // Of both, so that the servers are compared also where the clients' core is the limit.
+        let used = std::cell::RefCell::new([0.0; 2]);
+        let java_id = java.as_ref().map(|java| java.program.program.0.id());
+        let many = |address: &str, process: Option<u32>, kind: Kind| -> anyhow::Result<f64> {
             at(address)?.run("bench", doc! { "drop": "records" }).map(drop).or_else(not_there)?;
-            let inserted = self.many_at(&|| at(address), Kind::Insert, connections, each, &text)?;
-            if kind == Kind::Insert {
-                return Ok(inserted);
+            let its = usize::from(process == java_id);
+            let run = |kind: Kind| -> anyhow::Result<(f64, f64)> {
+                let before = process.map_or(0.0, cpu_seconds);
+                let rate = self.many_at(&|| at(address), kind, connections, each, &text)?;
+                Ok((rate, process.map_or(0.0, cpu_seconds) - before))
+            };
+            let (mut rate, mut seconds) = run(Kind::Insert)?;
+            if kind != Kind::Insert {
+                (rate, seconds) = run(kind)?;
             }
-            self.many_at(&|| at(address), kind, connections, each, &text)
+            used.borrow_mut()[its] += seconds;
+            Ok(rate)
         };
+        let own = Some(self.node.child.id());
         let case = |kind: Kind, client: &str| {
             format!("{} of {size} B, {connections} connections, {client}", kind.word())
         };
         let row = |kind: Kind, client: &str, peer: &str, mine: Turn<'_>, its: Turn<'_>| {
+            *used.borrow_mut() = [0.0; 2];
             let figures = self.turns(&mut [
                 Contender::new("beeline", || mine(kind)),
                 Contender::new("peer", || its(kind)),
             ])?;
-            self.push(
+            let mut row =
                 Row::new(case(kind, client), "beeline", "op/s", Better::Higher, &figures[0])
                     .against(peer, &figures[0], &figures[1])
-                    .beside("durability", self.arguments.durability.clone()),
-            )
+                    .beside("durability", self.arguments.durability.clone());
+            let all = f64::from(connections * each) * f64::from(self.arguments.options.turns());
+            let [here, there] = used.borrow().map(|seconds| seconds / all * 1e6);
+            if here > 0.0 && there > 0.0 {
+                let times = format!("{here:.1} us (peer {there:.1}, {:.2} times)", there / here);
+                row = row.beside("server processor time/op", times);
+            }
+            self.push(row)
         };
         for kind in KINDS {
-            let mine = |kind: Kind| many(&self.node.wire, kind);
+            let mine = |kind: Kind| many(&self.node.wire, own, kind);
             if let Some(java) = &java {
-                let its = |kind: Kind| many(&java.address, kind);
-                row(kind, "this client", "mongo-java-server (memory)", &mine, &its)?;
+                let its = |kind: Kind| many(&java.address, java_id, kind);
+                row(kind, "this client over the wire", "mongo-java-server (memory)", &mine, &its)?;
+                let mine = |kind: Kind| many(&self.node.fabric, own, kind);
+                let client = "this client over fabric; over the wire";
+                row(kind, client, "mongo-java-server (memory)", &mine, &its)?;
             }
             if let Some(postgres) = &postgres {
                 let its = |kind: Kind| postgres.rate(kind, connections, each, size);
@@ -291,6 +326,7 @@ impl Bench<'_> {
                 row(kind, "pymongo", "mongo-java-server (memory)", &mine, &its)?;
             }
         }
+        pin(1)?;
         Ok(())
     }
 }
