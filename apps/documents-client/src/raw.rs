@@ -137,7 +137,7 @@ mod tests {
                     subtype: bson::spec::BinarySubtype::Uuid,
                     bytes: session.to_vec(),
                 };
-                command.extend(doc! { "lsid": { "id": id }, "txnNumber": number as i64 });
+                command.extend(doc! { "lsid": { "id": id }, "txnNumber": number });
             }
             assert_eq!(bytes, command.to_vec().unwrap());
         }
