@@ -465,6 +465,13 @@ impl Connection {
     pub(crate) unsafe fn copy_inline(&self, first: usize, target: *mut u8, length: usize) {
         let (mut place, mut left, mut target) = (first, length, target);
         if target.addr().is_multiple_of(8) {
+            if length == 8 {
+                // SAFETY: eight writable bytes (caller), aligned (just checked).
+                let word = unsafe { AtomicU64::from_ptr(target.cast()) };
+                // Release: one word that is all there is pairs with whatever acquire its poller uses.
+                word.store(self.consumer.word(place), Ordering::Release);
+                return;
+            }
             while left >= 8 {
                 // SAFETY: eight writable bytes (caller), aligned (just checked).
                 let word = unsafe { AtomicU64::from_ptr(target.cast()) };

@@ -2,9 +2,10 @@
 //! from one place, whose key is open, while nothing waits before it.
 //!
 //! Invariants: it checks what the long way ([`Request::check`], [`Inner::post`]) checks, of memory
-//! and rights nothing less; and where any of it does not hold, no message, completion or count has
-//! moved yet, so that the long way can begin anew and decide. What it may have done by then is
-//! the copy, which the long way does again or refuses.
+//! and rights nothing less; and where any of it does not hold, nothing of this request has been told
+//! to the peer or the poller, so that the long way can begin anew and decide. What it may have done by then is
+//! the copy, which the long way does again or refuses, and what any look does: publishing messages
+//! held back, taking in the peer's counts.
 //!
 //! [`Request::check`]: crate::request::Request::check
 

@@ -373,12 +373,17 @@ impl Handler for Executor<'_> {
             )
         {
             if let Some(before) = self.began.replace(began) {
-                executive.engine.times.record_at(executive.find, before.elapsed());
+                let took = began.duration_since(before);
+                executive.engine.times.record_at(executive.find, took);
             }
             if self.found.capacity() > LONGEST_FOUND {
                 *self.found = Vec::new();
             }
             return Answer::Reply;
+        }
+        // A lookup before this request is answered by now, and another command's time is not its.
+        if let Some(before) = self.began.take() {
+            executive.engine.times.record_at(executive.find, before.elapsed());
         }
         let job = |peer: &Peer| Job {
             index,
