@@ -63,6 +63,8 @@ pub use error::KvError;
 pub use feed::{Event, EventKind, Events, FeedStats};
 pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
+#[cfg(debug_assertions)]
+pub use placement::keys_placed;
 pub use placement::{hash_key, shard_of_hash};
 pub use recover::Opened;
 pub use replica::{check_replacement, replace_by_snapshot};

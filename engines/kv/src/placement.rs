@@ -11,6 +11,9 @@
 //! cursors) tell nothing about its key. Both are derived from the pool's secret, so a restart
 //! changes neither.
 
+#[cfg(debug_assertions)]
+use std::cell::Cell;
+
 use crate::entry::{Header, Sealer};
 use crate::expiries::is_beside;
 use crate::row_ends::{self, ROW_ENDS};
@@ -38,6 +41,20 @@ fn hash_in(seed: u64, namespace: u32, key: &[u8]) -> u64 {
 #[inline]
 pub fn shard_of_hash(hash: u64, shards: usize) -> usize {
     (((hash & 0xFFFF_FFFF) * shards as u64) >> 32) as usize
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    static PLACED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many keys this thread hashed for their places, in builds with debug assertions: tests count the work
+/// of a request so.
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+#[must_use]
+pub fn keys_placed() -> u64 {
+    PLACED.with(Cell::get)
 }
 
 /// The hashes of one store.
@@ -92,6 +109,8 @@ impl Placement {
     /// The hash a key has in its index; the lowest bits name its shard.
     #[inline]
     pub fn place(&self, namespace: u32, key: &[u8]) -> u64 {
+        #[cfg(debug_assertions)]
+        PLACED.with(|placed| placed.set(placed.get() + 1));
         let [low, high] = self.secret;
         let hash = SipHash::of([low, high ^ u64::from(namespace)], key);
         if self.shards == 1 {

@@ -337,3 +337,22 @@ fn hashes_of_a_full_store_are_emptied_by_commands_and_by_transactions() {
     }
     assert_eq!(entries(&node), 0);
 }
+
+#[test]
+#[cfg(debug_assertions)] // other builds do not count
+fn fields_of_a_hash_that_is_not_there_cost_nothing_however_long_its_key_is() {
+    let mut node = Node::new(2);
+    let mut session = node.session();
+    let request = |command: &str, key: &str| format!("{command} {key}{}", " f".repeat(4000));
+    for (command, key) in [("HMGET", "k".repeat(100_000)), ("HDEL", "k".repeat(100_000))] {
+        let before = beeline_kv::keys_placed();
+        let reply = node.text(&mut session, &request(command, &key));
+        assert!(reply.starts_with("*4000\r\n$-1") || reply == ":0\r\n", "{}", &reply[..20]);
+        let placed = beeline_kv::keys_placed() - before;
+        assert!(placed <= 8, "{command}: the key was hashed {placed} times");
+    }
+    assert_eq!(node.text(&mut session, "HSET h f 1"), ":1\r\n");
+    let before = beeline_kv::keys_placed();
+    assert!(node.text(&mut session, &request("HMGET", "h")).starts_with("*4000\r\n$1\r\n1"));
+    assert!(beeline_kv::keys_placed() - before > 4000, "what is counted");
+}

@@ -173,7 +173,10 @@ pub fn hmget(call: &mut Call<'_, '_>) -> CommandResult {
     let row = hash_read(call, call.arg(1))?;
     call.out.array(call.args.len() - 2);
     for at in 2..call.args.len() {
-        call.look_ahead_in(call.arg(1), at, 2, 1);
+        if row.is_some() {
+            // Where there is no hash nothing is looked up, and its key may be as long as a request.
+            call.look_ahead_in(call.arg(1), at, 2, 1);
+        }
         reply_field(call, row.as_ref(), call.arg(at))?;
     }
     Ok(())
