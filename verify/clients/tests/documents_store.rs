@@ -131,9 +131,9 @@ fn mongodbs_shell_walks_what_a_person_types() {
 }
 
 /// The folder of MongoDB's tools; they are in no package registry, so a test runs them where they are installed, or
-/// where `BEELINE_MONGODB_TOOLS` names them.
+/// where `BEELINE_TEST_MONGODB_TOOLS` names them.
 fn mongodb_tools() -> Option<PathBuf> {
-    let named = std::env::var_os("BEELINE_MONGODB_TOOLS").map(PathBuf::from);
+    let named = std::env::var_os("BEELINE_TEST_MONGODB_TOOLS").map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut folders = named.into_iter().chain(std::env::split_paths(&path));
     folders.find(|folder| folder.join("mongodump").is_file())
