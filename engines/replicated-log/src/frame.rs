@@ -10,7 +10,7 @@
 //! Little endian; what a kind does not use is zero. A request that leads to a grant carries the
 //! connection data of the asker's data queue pair and the number of the attempt; the answer
 //! carries that of the granter's, and repeats the number. So do the offer of a snapshot and its
-//! acceptance, for the queue pair that carries it.
+//! acceptance, for the queue pair that carries it, and those of a connection to forward through.
 
 use beeline_fabric::ConnectInfo;
 use beeline_paxos::{AccessKey, ClusterId, Grant, Message, NodeId, Position, Term};
@@ -37,6 +37,10 @@ pub enum Content {
     Accept,
     /// Do not.
     Decline,
+    /// The sender wants to have the receiver propose and pass barriers.
+    Forward,
+    /// It may.
+    Forwarding,
 }
 
 /// A message with what the driver adds.
@@ -61,6 +65,8 @@ fn fields(content: Content) -> (u8, Term, bool, [u64; 4]) {
         Content::Offer { position, bytes } => return (9, none, false, [position.0, bytes, 0, 0]),
         Content::Accept => return (10, none, false, [0; 4]),
         Content::Decline => return (11, none, false, [0; 4]),
+        Content::Forward => return (12, none, false, [0; 4]),
+        Content::Forwarding => return (13, none, false, [0; 4]),
     };
     let one = |position: Position| [position.0, 0, 0, 0];
     let all = |grant: Grant| [grant.key.0, grant.committed.0, grant.highest.0, grant.snapshot.0];
@@ -120,6 +126,8 @@ impl Frame {
             9 => Content::Offer { position: committed, bytes: words[1] },
             10 => Content::Accept,
             11 => Content::Decline,
+            12 => Content::Forward,
+            13 => Content::Forwarding,
             kind => Content::Protocol(match kind {
                 1 => Message::WouldYouVote { term, committed },
                 2 => Message::WouldVote { term },
@@ -157,6 +165,7 @@ mod tests {
         let mut contents: Vec<_> = messages().into_iter().map(Content::Protocol).collect();
         contents.push(Content::Offer { position: Position(9), bytes: 1 << 40 });
         contents.extend([Content::Accept, Content::Decline]);
+        contents.extend([Content::Forward, Content::Forwarding]);
         contents
     }
 

@@ -16,6 +16,7 @@ use beeline_paxos::{Change, NodeId, Position};
 
 use crate::contact::Contact;
 use crate::follow::{Follower, Passage};
+use crate::forward::Item;
 use crate::node::Question;
 use crate::status::Status;
 use crate::transport::TransportError;
@@ -23,6 +24,9 @@ use crate::transport::TransportError;
 /// Names no session: the command runs each time it is committed. For callers to whom a repetition
 /// does no harm.
 pub const NO_SESSION: u64 = u64::MAX;
+
+/// The log's thread looks for what is late every few milliseconds; a loaded machine adds to them.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// A command's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +106,18 @@ pub enum Refusal {
         /// In its words.
         reason: String,
     },
+    /// The member that was to be asked cannot be reached. It was not.
+    #[error("{member} cannot be reached: it was not asked")]
+    Unreachable {
+        /// Which one.
+        member: NodeId,
+    },
+    /// The member that was asked said no.
+    #[error("{reason}")]
+    Refused {
+        /// In its words.
+        reason: String,
+    },
     /// The log's thread has ended.
     #[error("the log has stopped")]
     Stopped,
@@ -119,6 +135,7 @@ impl Refusal {
                 | Self::LogFull { .. }
                 | Self::Lost
                 | Self::TimedOut
+                | Self::Unreachable { .. }
         )
     }
 }
@@ -138,18 +155,67 @@ pub(crate) type Done<T> = Box<dyn FnOnce(Result<T, Refusal>) + Send>;
 pub(crate) type Greeted = Box<dyn FnOnce(Result<(ConnectInfo, Vec<u8>), String>) + Send>;
 
 pub(crate) enum Request {
-    Propose { session: u64, sequence: u64, bytes: Vec<u8>, done: Done<Reply> },
-    OpenSession { done: Done<u64> },
-    Barrier { done: Done<Position> },
-    Query { bytes: Vec<u8>, consistency: Consistency, done: Done<Vec<u8>> },
-    State { bytes: Vec<u8>, done: Done<(Position, Vec<u8>)> },
+    Propose {
+        session: u64,
+        sequence: u64,
+        bytes: Vec<u8>,
+        done: Done<Reply>,
+    },
+    OpenSession {
+        done: Done<u64>,
+    },
+    Barrier {
+        done: Done<Position>,
+    },
+    Query {
+        bytes: Vec<u8>,
+        consistency: Consistency,
+        done: Done<Vec<u8>>,
+    },
+    State {
+        bytes: Vec<u8>,
+        done: Done<(Position, Vec<u8>)>,
+    },
     Follow(Question),
-    Change { change: Change, contact: Contact, done: Done<Position> },
-    Transfer { to: NodeId, done: Done<()> },
-    Snapshot { done: Done<Position> },
-    Accept { info: ConnectInfo, hello: Vec<u8>, reply: Greeted },
-    Dialled { peer: NodeId, attempt: u64, outcome: Result<(ConnectInfo, Vec<u8>), TransportError> },
-    SnapshotWritten { position: Position, outcome: Result<u64, String> },
+    Change {
+        change: Change,
+        contact: Contact,
+        done: Done<Position>,
+    },
+    Transfer {
+        to: NodeId,
+        done: Done<()>,
+    },
+    Snapshot {
+        done: Done<Position>,
+    },
+    /// Without a command: a barrier.
+    Forward {
+        to: NodeId,
+        command: Option<Vec<u8>>,
+        limit: Duration,
+        done: Done<Vec<u8>>,
+    },
+    /// What became of something that `to` asked for through one of its connections.
+    Forwarded {
+        to: NodeId,
+        epoch: u64,
+        item: Item,
+    },
+    Accept {
+        info: ConnectInfo,
+        hello: Vec<u8>,
+        reply: Greeted,
+    },
+    Dialled {
+        peer: NodeId,
+        attempt: u64,
+        outcome: Result<(ConnectInfo, Vec<u8>), TransportError>,
+    },
+    SnapshotWritten {
+        position: Position,
+        outcome: Result<u64, String>,
+    },
     Stop,
 }
 
@@ -241,6 +307,38 @@ impl Handle {
     /// anywhere before this call.
     pub fn barrier(&self, done: impl FnOnce(Result<Position, Refusal>) + Send + 'static) {
         self.mailbox.send(Request::Barrier { done: always(done) });
+    }
+
+    /// Has the member `to`, which should lead, propose a command outside a session, once it has stamped it
+    /// ([`crate::StateMachine::stamp`]). `done` is told the reply, or a [`Refusal`], within `limit` and
+    /// some milliseconds. After [`Refusal::Lost`] and [`Refusal::TimedOut`] it may take effect; after
+    /// [`Refusal::Unreachable`] it does not.
+    pub fn forward(
+        &self,
+        to: NodeId,
+        command: Vec<u8>,
+        limit: Duration,
+        done: impl FnOnce(Result<Vec<u8>, Refusal>) + Send + 'static,
+    ) {
+        let (command, done) = (Some(command), always(done));
+        self.mailbox.send(Request::Forward { to, command, limit, done });
+    }
+
+    /// Has the member `to`, which should lead, pass a barrier: what was acknowledged anywhere before
+    /// this call lies at or before the position that is told, and may not be applied here yet.
+    pub fn forward_barrier(
+        &self,
+        to: NodeId,
+        limit: Duration,
+        done: impl FnOnce(Result<Position, Refusal>) + Send + 'static,
+    ) {
+        let done = always(move |answer: Result<Vec<u8>, Refusal>| {
+            done(answer.and_then(|bytes| match bytes.first_chunk() {
+                Some(position) if bytes.len() == 8 => Ok(Position(u64::from_le_bytes(*position))),
+                _ => Err(Refusal::Refused { reason: format!("{to} told no position") }),
+            }));
+        });
+        self.mailbox.send(Request::Forward { to, command: None, limit, done });
     }
 
     /// Asks the state machine's `query`.
@@ -366,6 +464,26 @@ impl Handle {
         limit: Duration,
     ) -> Result<Reply, Refusal> {
         Self::wait(limit, |done| self.propose(session, sequence, bytes, done))
+    }
+
+    /// [`Handle::forward`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn forward_wait(
+        &self,
+        to: NodeId,
+        command: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Vec<u8>, Refusal> {
+        // The log's own word is more exact than that the time is over.
+        Self::wait(limit + GRACE, |done| self.forward(to, command, limit, done))
+    }
+
+    /// [`Handle::forward_barrier`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn forward_barrier_wait(&self, to: NodeId, limit: Duration) -> Result<Position, Refusal> {
+        Self::wait(limit + GRACE, |done| self.forward_barrier(to, limit, done))
     }
 
     /// [`Handle::open_session`], waited for.

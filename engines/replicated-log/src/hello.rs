@@ -18,8 +18,9 @@ use beeline_paxos::{ClusterId, Layout, MAX_CONTACT_BYTES, NodeId};
 /// The first three bytes; the fourth is the version of everything members exchange.
 const MAGIC: [u8; 3] = *b"BLH";
 /// Of hellos, frames, formats in memory that peers read, and what services put into entries. 2: units
-/// name their service. 3: what members compare covers effects instead of replies.
-pub const VERSION: u8 = 3;
+/// name their service. 3: what members compare covers effects instead of replies. 4: members forward over
+/// fabric.
+pub const VERSION: u8 = 4;
 const HEADER_BYTES: usize = 74;
 
 /// One hello.

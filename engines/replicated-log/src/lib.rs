@@ -8,7 +8,8 @@
 //!   caller ── poll, propose, event ──▶ Member ──▶ Replica
 //!     ▲                                  │  queue pairs per peer:
 //!     └── Apply, ReadReady, Leading … ───┤    control   messages, reads of status words
-//!                                        └    data      the log, made anew with every promise
+//!                                        │    data      the log, made anew with every promise
+//!                                        └    forward   what one member has another one propose
 //! ```
 //!
 //! A member lives on one thread and never blocks. How connection data reaches a peer is the
@@ -26,6 +27,7 @@ mod bulk;
 pub mod contact;
 pub mod error;
 pub mod follow;
+mod forward;
 pub mod frame;
 pub mod ground;
 pub mod handle;

@@ -10,6 +10,7 @@ use beeline_os::memory::copy_in;
 use beeline_paxos::{AccessKey, Event, Message, NodeId, Position};
 
 use crate::bulk::Outgoing;
+use crate::forward::{Answering, Asking};
 use crate::frame::MAX_FRAME_BYTES;
 
 /// Messages that may be on their way to us, per peer.
@@ -165,11 +166,15 @@ pub(crate) struct Link {
     pub(crate) answered: Option<Answered>,
     /// A snapshot on its way there.
     pub(crate) outgoing: Option<Outgoing>,
+    /// What the peer is asked for, and what it asks for.
+    pub(crate) asking: Option<Asking>,
+    pub(crate) answering: Option<Answering>,
 }
 
 impl Link {
     pub(crate) fn new(peer: NodeId) -> Self {
-        let (control, offered, data) = (None, None, None);
-        Self { peer, control, offered, data, asked: None, answered: None, outgoing: None }
+        let (control, offered, data, asked, answered) = (None, None, None, None, None);
+        let (outgoing, asking, answering) = (None, None, None);
+        Self { peer, control, offered, data, asked, answered, outgoing, asking, answering }
     }
 }

@@ -53,6 +53,14 @@ pub trait StateMachine: Send {
         true
     }
 
+    /// A command that another member forwarded is about to be proposed here: writes into it what its
+    /// proposer alone can say, such as the time.
+    ///
+    /// Errors: why it is no command; nothing is proposed, and the other member is told.
+    fn stamp(&mut self, _command: &mut [u8]) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Captures the state as it is now. Quick: the log waits; what is returned writes the state
     /// later, on another thread.
     ///

@@ -1,5 +1,6 @@
 //! A server of the cluster: the protocol's commands, carried out.
 
+mod forwards;
 mod operations;
 mod snapshots;
 
@@ -21,6 +22,7 @@ use beeline_paxos::{
 
 use crate::bulk::{Incoming, Received};
 use crate::error::LogError;
+use crate::forward::News;
 use crate::frame::{Content, Frame};
 use crate::link::{
     Answered, CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT, STATUS_READ,
@@ -101,6 +103,9 @@ pub struct Member {
     received: Option<Received>,
     /// Snapshots are declined until then, and for how long the last time, nanoseconds.
     declining: (u64, u64),
+    /// Counts connections that others forward through, and that this member does.
+    epoch: u64,
+    news: VecDeque<News>,
     commands: Vec<Command>,
     events: VecDeque<Event<'static>>,
     bytes: Vec<u8>,
@@ -149,6 +154,8 @@ impl Member {
             incoming: None,
             received: None,
             declining: (0, 0),
+            epoch: 0,
+            news: VecDeque::new(),
             commands: Vec::new(),
             events: VecDeque::new(),
             bytes: Vec::new(),
@@ -178,6 +185,7 @@ impl Member {
         let before = link.control.replace(control);
         // What was asked for or answered through it is lost.
         (link.offered, link.asked, link.answered) = (None, None, None);
+        self.end_forwards(peer);
         // What the connection before did not answer, it never will.
         for _ in 0..before.map_or(0, |control| control.reading) {
             self.events.push_back(Event::StatusRead { peer, status: None });
@@ -220,6 +228,7 @@ impl Member {
     /// Gives back what is kept for a peer that is not connected; unless its log is open to this server,
     /// or a snapshot is on its way there.
     pub(crate) fn let_go(&mut self, peer: NodeId) {
+        self.end_forwards(peer);
         self.links
             .retain(|link| link.peer != peer || link.data.is_some() || link.outgoing.is_some());
     }
@@ -268,6 +277,7 @@ impl Member {
         }
         self.look_at_offers(upward)?;
         self.pump_snapshots();
+        self.pump_forwards();
         if self.ticked_ns.is_none_or(|then_ns| now_ns.saturating_sub(then_ns) >= TICK_NS) {
             self.ticked_ns = Some(now_ns);
             if self.fence_due {
@@ -522,6 +532,9 @@ impl Member {
             if link.control.as_ref().is_some_and(|control| of(control.qp.as_ref())) {
                 return self.on_control(index, completion, upward);
             }
+            if self.on_forward_completion(index, completion, now_ns) {
+                return Ok(());
+            }
             let outgoing = &mut self.links[index].outgoing;
             if let Some(out) = outgoing.as_mut().filter(|out| of(out.qp.as_ref())) {
                 out.completed += 1;
@@ -619,6 +632,14 @@ impl Member {
             Content::Protocol(message) => message,
             Content::Offer { position, bytes } => {
                 return self.on_offer(from, frame.attempt, position, bytes, frame.info);
+            }
+            Content::Forward => {
+                self.on_forward(from, frame.attempt, frame.info);
+                return Ok(());
+            }
+            Content::Forwarding => {
+                self.on_forwarding(from, frame.attempt, frame.info);
+                return Ok(());
             }
             Content::Accept | Content::Decline => {
                 let asked = link.outgoing.take_if(|out| out.attempt == frame.attempt);

@@ -15,12 +15,13 @@
 mod apply;
 mod connect;
 mod follow;
+mod forwards;
 mod membership;
 mod pace;
 mod requests;
 mod snapshots;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
@@ -33,6 +34,7 @@ use beeline_paxos::{
 };
 
 pub(crate) use self::follow::Question;
+use self::forwards::Forwarded;
 use self::pace::Pace;
 use crate::contact::Contact;
 use crate::error::LogError;
@@ -213,6 +215,9 @@ pub struct Node<S> {
     pending: VecDeque<(Position, Vec<Waiter>)>,
     reads: HashMap<u64, Read>,
     next_read: u64,
+    /// What other members were asked for, by its number.
+    forwarded: BTreeMap<u64, Forwarded>,
+    next_forward: u64,
     changes: VecDeque<PendingChange>,
     transfers: Vec<PendingTransfer>,
     applied: Position,
@@ -370,6 +375,8 @@ impl<S: StateMachine> Node<S> {
             pending: VecDeque::new(),
             reads: HashMap::new(),
             next_read: 0,
+            forwarded: BTreeMap::new(),
+            next_forward: 0,
             changes: VecDeque::new(),
             transfers: Vec::new(),
             applied: snapshot,
@@ -479,6 +486,7 @@ impl<S: StateMachine> Node<S> {
         busy |= !upward.is_empty();
         self.carry_out(&mut upward, now_ns)?;
         self.upward = upward;
+        busy |= self.look_at_forwards()?;
         busy |= self.answer_questions();
         // At once: what the leader does not know of goes on coming.
         self.look_at_room()?;
@@ -502,6 +510,7 @@ impl<S: StateMachine> Node<S> {
         }
         self.let_strangers_go(now_ns);
         self.look_at_pace(now_ns);
+        self.end_late_forwards(now_ns);
         self.install(now_ns)?;
         self.send_snapshots(now_ns);
         self.take_snapshot(now_ns);

@@ -37,6 +37,14 @@ pub struct Counters {
     pub snapshots_failed: u64,
     /// The fabric refused to take the log region back.
     pub fence_failures: u64,
+    /// Commands and barriers that another member was asked for.
+    pub forwards_sent: u64,
+    /// Of these, left without an answer: the connection broke, or the time was over.
+    pub forwards_unanswered: u64,
+    /// Not sent: the other member cannot be reached, or too much waits for it.
+    pub forwards_refused: u64,
+    /// Commands and barriers that other members asked for here.
+    pub forwards_served: u64,
 }
 
 /// A member, as the one that is asked knows it.

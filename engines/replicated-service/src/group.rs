@@ -66,11 +66,15 @@ struct Latest {
     reply: Vec<u8>,
 }
 
+/// Unix milliseconds, for the stamps of units that are proposed at this member.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
 type OnFailure = Box<dyn Fn() + Send + Sync>;
 
 /// One log, as one member's services share it.
 pub struct Group {
     options: GroupOptions,
+    clock: Clock,
     incarnation: AtomicU64,
     settled: AtomicBool,
     log: OnceLock<Arc<dyn Log>>,
@@ -96,9 +100,10 @@ impl fmt::Debug for Group {
 impl Group {
     /// A group whose log is not there yet.
     #[must_use]
-    pub fn new(options: GroupOptions) -> Self {
+    pub fn new(options: GroupOptions, clock: Clock) -> Self {
         Self {
             options,
+            clock,
             incarnation: AtomicU64::new(options.incarnation),
             settled: AtomicBool::new(false),
             log: OnceLock::new(),
@@ -252,8 +257,8 @@ impl Group {
 
     /// Stamps a unit, which [`unit::Unit::decode`] knows, for its proposal here: with the time, and
     /// with what the newest whole window of the log did here.
-    pub fn stamp(&self, unit: &mut [u8], unix_ms: u64) {
-        unit::stamp(unit, unix_ms);
+    pub fn stamp(&self, unit: &mut [u8]) {
+        unit::stamp(unit, (self.clock)());
         if let Some(check) = *self.check.lock().unwrap_or_else(PoisonError::into_inner) {
             unit::stamp_check(unit, check);
         }
@@ -264,11 +269,11 @@ impl Group {
     }
 
     /// Gives a load to this member's own log, which leads: a unit with the stamps of now.
-    pub fn ask(&self, log: &dyn Log, load: Load<'_>, unix_ms: u64, done: Done<Vec<u8>>) {
+    pub fn ask(&self, log: &dyn Log, load: Load<'_>, done: Done<Vec<u8>>) {
         match load {
             Load::Unit(unit) => {
                 let mut unit = unit.to_vec();
-                self.stamp(&mut unit, unix_ms);
+                self.stamp(&mut unit);
                 log.propose(unit, done);
             }
             Load::Barrier => log.barrier(Box::new(move |passed| {

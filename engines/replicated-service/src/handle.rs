@@ -1,7 +1,10 @@
 //! The replicated log of `engines/replicated-log` as a group's log.
 
+use std::time::Duration;
+
 use beeline_replicated_log::{Contact, Handle, NO_SESSION, NodeId, Position, Refusal, RoleName};
 
+use crate::journey::Load;
 use crate::log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
 use crate::machine::Tag;
 use crate::units::Units;
@@ -56,6 +59,16 @@ impl Log for LogHandle {
         });
     }
 
+    fn forward(&self, to: u16, load: Load<'_>, limit: Duration, done: Done<Vec<u8>>) {
+        let told = move |outcome: Result<Vec<u8>, Refusal>| done(outcome.map_err(refused));
+        match load {
+            Load::Unit(unit) => self.handle.forward(NodeId(to), unit.to_vec(), limit, told),
+            Load::Barrier => self.handle.forward_barrier(NodeId(to), limit, move |passed| {
+                told(passed.map(|position| position.0.to_string().into_bytes()));
+            }),
+        }
+    }
+
     fn state(&self) -> LogState {
         let status = self.handle.status();
         let members = status.members.into_iter().map(|member| LogMember {
@@ -85,6 +98,9 @@ impl Log for LogHandle {
             leaderships: status.counters.leaderships,
             snapshots_sent: status.counters.snapshots_sent,
             snapshots_installed: status.counters.snapshots_installed,
+            forwards_unanswered: status.counters.forwards_unanswered,
+            forwards_refused: status.counters.forwards_refused,
+            forwards_served: status.counters.forwards_served,
             command_limit_bytes: self.command_limit_bytes,
         }
     }

@@ -254,6 +254,17 @@ impl Journey {
     }
 }
 
+/// What the refusal of a leader that was asked over fabric means for a journey.
+#[must_use]
+pub fn refusal_of_leader(refused: Refused) -> Carried {
+    match refused {
+        Refused::Invalid { reason } => {
+            Carried::Failed(Failure::Refused(format!("the leader refused: {reason}")))
+        }
+        refused => refusal(refused),
+    }
+}
+
 /// What a log's refusal means for a journey.
 #[must_use]
 pub fn refusal(refused: Refused) -> Carried {

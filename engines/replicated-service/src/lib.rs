@@ -13,7 +13,7 @@
 //! [`Machine`] hands it to the [`Replicated`] service of that tag. A service with threads of its own
 //! keeps [`Lane`]s and [`Courier`]s; a simpler one takes a [`Replicator`].
 //!
-//! *Absent:* what commands mean, sockets, and how another member is reached ([`Forward`]).
+//! *Absent:* what commands mean, and sockets: another member is reached over the fabric of the log.
 //!
 //! Invariants:
 //! - a unit takes effect once, whole, at every member, however often it is proposed: what it
@@ -39,9 +39,9 @@ mod state;
 pub mod unit;
 pub mod units;
 
-pub use courier::{Clock, Courier, Forward, Forwarded};
+pub use courier::Courier;
 pub use failure::Failure;
-pub use group::{Group, GroupOptions, GroupStats};
+pub use group::{Clock, Group, GroupOptions, GroupStats};
 pub use handle::LogHandle;
 pub use journey::{Carried, Journey, Load, Step};
 pub use lane::Lane;

@@ -1,6 +1,9 @@
 //! What a group asks of its log: the seam to the program that runs one.
 
 use std::fmt::Debug;
+use std::time::Duration;
+
+use crate::journey::Load;
 
 /// Why the log did not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -122,6 +125,14 @@ pub struct LogState {
     pub snapshots_sent: u64,
     /// Snapshots installed here.
     pub snapshots_installed: u64,
+    /// Units and barriers of this member that a leader was asked for and did not answer: their way broke,
+    /// or their time was over. They are tried again while there is time.
+    pub forwards_unanswered: u64,
+    /// Units and barriers of this member that no leader was asked for: it cannot be reached, or too much
+    /// waits for it. They are tried again while there is time.
+    pub forwards_refused: u64,
+    /// Units and barriers that other members asked for here.
+    pub forwards_served: u64,
     /// Longest command, bytes.
     pub command_limit_bytes: usize,
 }
@@ -175,6 +186,11 @@ pub trait Log: Send + Sync + Debug {
     /// When `done` is called with a position, the state here includes everything that was
     /// acknowledged anywhere before the call. The leader alone can.
     fn barrier(&self, done: Done<u64>);
+
+    /// Has the member `to`, which should lead, take a load as [`Log::propose`] and [`Log::barrier`] there
+    /// do: a unit as it is, which that member stamps ([`crate::Group::stamp`]). `done` is told the replies
+    /// or a position in decimal digits, within `limit`.
+    fn forward(&self, to: u16, load: Load<'_>, limit: Duration, done: Done<Vec<u8>>);
 
     /// The log as of now.
     fn state(&self) -> LogState;

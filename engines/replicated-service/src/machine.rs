@@ -386,6 +386,14 @@ impl StateMachine for Machine {
         self.services.iter().any(|service| service.is_short())
     }
 
+    fn stamp(&mut self, command: &mut [u8]) -> Result<(), String> {
+        if Unit::decode(command).is_err() {
+            return Err("no unit of a known version".to_owned());
+        }
+        self.group.stamp(command);
+        Ok(())
+    }
+
     /// What is no unit of a service here, or took effect before, needs none: applying it tells.
     fn has_room_for(&mut self, command: &[u8]) -> bool {
         let Ok(unit) = Unit::decode(command) else { return true };

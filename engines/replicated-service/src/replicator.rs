@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::courier::{Clock, Courier, Forward};
+use crate::courier::Courier;
 use crate::failure::Failure;
 use crate::group::Group;
 use crate::lane::{Lane, Late};
@@ -71,16 +71,10 @@ impl Replicator {
     /// replicators of one service and member apart.
     ///
     /// Errors: no thread could be made.
-    pub fn start(
-        group: &Arc<Group>,
-        (service, format): (Tag, u8),
-        lane: u16,
-        clock: Clock,
-        forward: impl Forward + 'static,
-    ) -> io::Result<Self> {
+    pub fn start(group: &Arc<Group>, (service, format): (Tag, u8), lane: u16) -> io::Result<Self> {
         let name = LaneName { service, node: group.options().node, lane };
         let (sender, receiver) = mpsc::channel();
-        let courier = Courier::new(Arc::clone(group), name, clock, forward);
+        let courier = Courier::new(Arc::clone(group), name);
         let (errands, errand) = mpsc::channel();
         let back = sender.clone();
         let thread = std::thread::Builder::new().name(format!("carry-{}", service.0));
@@ -157,7 +151,7 @@ impl Drop for Replicator {
 }
 
 /// Carries what it is sent for, one after another, until no more comes.
-fn carry<F: Forward>(mut courier: Courier<F>, errands: &Receiver<Errand>, back: &Sender<Ask>) {
+fn carry(mut courier: Courier, errands: &Receiver<Errand>, back: &Sender<Ask>) {
     while let Ok(errand) = errands.recv() {
         let news = match errand {
             Errand::Unit { number, unit } => {

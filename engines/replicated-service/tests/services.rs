@@ -5,13 +5,12 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use beeline_replicated_log::{Position, SnapshotWriter, StateMachine as _};
 use beeline_replicated_service::{
-    CannotApply, Done, Failure, Forward, Forwarded, Group, GroupOptions, LaneName, Log, LogMember,
-    LogRole, LogState, Machine, Order, Refused, Replicated, Replicator, Replies, Tag, Turn, Unit,
-    unit,
+    CannotApply, Done, Failure, Group, GroupOptions, LaneName, Load, Log, LogRole, LogState,
+    Machine, Order, Refused, Replicated, Replicator, Replies, Tag, Turn, Unit, unit,
 };
 
 const ONE: Tag = Tag::FIRST_FREE;
@@ -93,7 +92,7 @@ impl Member {
             request_timeout: Duration::from_secs(5),
             incarnation: 7,
         };
-        let group = Arc::new(Group::new(options));
+        let group = Arc::new(Group::new(options, Arc::new(|| 1234)));
         let texts = [Arc::default(), Arc::default()];
         let service = |tag: Tag, text: &Arc<Mutex<String>>| -> Box<dyn Replicated> {
             Box::new(Words { tag: tag.0, text: Arc::clone(text), deaf, ..Words::default() })
@@ -125,7 +124,7 @@ fn a_clock_that_was_set_back_brings_no_incarnation_that_any_service_has_seen() {
     };
     let request_timeout = Duration::from_secs(5);
     let options = GroupOptions { cluster: 1, node, request_timeout, incarnation: 7 };
-    let group = Arc::new(Group::new(options));
+    let group = Arc::new(Group::new(options, Arc::new(|| 1234)));
     let services = vec![words(ONE, &[]), words(OTHER, &turns)];
     let mut machine = Machine::new(Arc::clone(&group), services).unwrap();
     assert_eq!(group.incarnation(), 1001, "this member's own lanes alone count");
@@ -167,6 +166,21 @@ fn units_reach_the_service_of_their_tag_once_and_its_state_travels() {
 }
 
 #[test]
+fn what_another_member_forwards_is_stamped_here_and_rubbish_is_refused() {
+    let mut leader = Member::new(1, false);
+    let mut unit = command(OTHER, 1, 1, &["word"]);
+    leader.machine.stamp(&mut unit).unwrap();
+    let stamped = Unit::decode(&unit).unwrap();
+    assert_eq!((stamped.unix_ms, stamped.lane.service, stamped.format), (1234, OTHER, 1));
+    let mut later = unit.clone();
+    later[0] = 9;
+    for rubbish in [&mut b"rubbish".to_vec(), &mut Vec::new(), &mut later] {
+        let refused = leader.machine.stamp(rubbish).unwrap_err();
+        assert_eq!(refused, "no unit of a known version");
+    }
+}
+
+#[test]
 fn what_a_member_does_not_serve_stops_it_and_is_not_skipped() {
     let mut later = command(ONE, 1, 1, &["a"]);
     later[0] = 4;
@@ -194,7 +208,7 @@ fn members_that_differ_are_noticed_within_some_windows_and_others_are_not() {
     let mut late = Member::new(4, true);
     for position in 1..=200 {
         let mut unit = command(ONE, 1, position, &["word"]);
-        leader.group.stamp(&mut unit, position);
+        leader.group.stamp(&mut unit);
         for member in [&mut leader, &mut same, &mut other] {
             member.apply(position, &unit);
         }
@@ -237,6 +251,10 @@ impl Log for Own {
         done(Ok(position));
     }
 
+    fn forward(&self, _to: u16, _load: Load<'_>, _limit: Duration, done: Done<Vec<u8>>) {
+        done(Err(Refused::NotLeader));
+    }
+
     fn state(&self) -> LogState {
         let role = LogRole::Leader;
         LogState { id: 1, role, leader: Some(1), command_limit_bytes: 256, ..LogState::default() }
@@ -247,36 +265,12 @@ impl Log for Own {
     }
 }
 
-struct Nowhere;
-
-impl Forward for Nowhere {
-    fn propose(
-        &mut self,
-        _leader: &LogMember,
-        _unit: &[u8],
-        _deadline: Instant,
-        _wanted: &mut dyn FnMut() -> bool,
-    ) -> Forwarded {
-        Forwarded::Again
-    }
-
-    fn barrier(
-        &mut self,
-        _leader: &LogMember,
-        _deadline: Instant,
-        _wanted: &mut dyn FnMut() -> bool,
-    ) -> Forwarded {
-        Forwarded::Again
-    }
-}
-
 #[test]
 fn a_service_proposes_and_reads_through_a_replicator() {
     let member = Member::new(1, false);
     let (group, texts) = (Arc::clone(&member.group), member.texts.clone());
     assert!(group.attach(Arc::new(Own { member: Mutex::new((member, 0)) })));
-    let clock = Arc::new(|| 1234);
-    let replicator = Replicator::start(&group, (OTHER, 1), 0, clock, Nowhere).unwrap();
+    let replicator = Replicator::start(&group, (OTHER, 1), 0).unwrap();
     assert_eq!(replicator.propose_wait(b"hello ".to_vec()), Ok(b"6".to_vec()));
     assert_eq!(replicator.propose_wait(b"world".to_vec()), Ok(b"11".to_vec()));
     assert_eq!(replicator.barrier_wait(), Ok(()));

@@ -28,7 +28,7 @@ use beeline_replicated_service::{Group, Machine, Replicated, Replicator, Tag};
 use crate::replicated::courier::{self, Errand};
 use crate::replicated::log::{Log, LogState};
 use crate::replicated::machine::{BATCH_SHARE, ReplicatedKeys};
-use crate::replicated::{Doors, Replication, ReplicationStats};
+use crate::replicated::{Replication, ReplicationStats};
 use crate::shared::{Door, Settings, Shared, give_up, lock};
 use crate::snapshot::Snapshots;
 use crate::stats::{LoopStats, LoopTimes};
@@ -110,9 +110,8 @@ impl Node {
         };
         let (replication, errands) = match &config.replication {
             Some(options) => {
-                let now_us = clock.unix_ms().saturating_mul(1000);
                 let (replication, errands) =
-                    Replication::new(options.clone(), config.shards, now_us);
+                    Replication::new(options.clone(), config.shards, Arc::clone(&clock));
                 (Some(replication), errands)
             }
             None => (None, Vec::new()),
@@ -329,10 +328,7 @@ impl Node {
     /// Errors: [`NodeError::NotReplicated`]; [`NodeError::System`] without a thread.
     pub fn replicator(&self, service: Tag, format: u8) -> Result<Replicator, NodeError> {
         let group = self.group().ok_or(NodeError::NotReplicated)?;
-        let store = Arc::clone(&self.shared);
-        let clock = Arc::new(move || store.store.clock().unix_ms());
-        let doors = Doors::new(Arc::clone(&self.shared));
-        Replicator::start(&group, (service, format), 0, clock, doors)
+        Replicator::start(&group, (service, format), 0)
             .map_err(|source| NodeError::System { action: "starting a replicator", source })
     }
 

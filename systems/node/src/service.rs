@@ -173,8 +173,8 @@ impl Shared {
              log_term:{}\r\nlog_leader:{}\r\nlog_committed:{}\r\nlog_applied:{}\r\n\
              log_lag:{}\r\nlog_snapshot:{}\r\nlog_leaderships:{}\r\nlog_snapshots_sent:{}\r\n\
              log_snapshots_installed:{}\r\nlog_units:{}\r\nlog_requests:{}\r\n\
-             log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_timed_out:{}\r\nlog_divergences:{}\r\n\
-             log_members:{}\r\n",
+             log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_forwards_served:{}\r\n\
+             log_timed_out:{}\r\nlog_divergences:{}\r\nlog_members:{}\r\n",
             if state.leads() { connected } else { 0 },
             replication.options.cluster,
             replication.options.node,
@@ -192,6 +192,7 @@ impl Shared {
             stats.requests,
             stats.repeated,
             stats.forwarded,
+            state.forwards_served,
             stats.timed_out,
             stats.divergences,
             state.members.len(),

@@ -151,10 +151,6 @@ impl Settings {
         self.password_set.store(is_set, Ordering::Release);
     }
 
-    pub(crate) fn password(&self) -> Option<String> {
-        self.require_password.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     pub(crate) fn limits(&self) -> Limits {
         let bytes =
             |limit: &AtomicU64| u32::try_from(limit.load(Ordering::Relaxed)).unwrap_or(u32::MAX);

@@ -138,6 +138,9 @@ published! {
         counter log_repeated_units: Count = log.stats.repeated, "Units skipped because they had been applied before.";
         counter log_unit_pieces: Count = log.stats.pieces, "Pieces of units longer than an entry, kept until these were whole.";
         counter log_forwarded_requests: Count = log.stats.forwarded, "Units and barriers carried to the leader.";
+        counter log_unanswered_forwards: Count = log.state.forwards_unanswered, "Of these, attempts that the leader did not answer: the way broke, or the time was over. They are tried again.";
+        counter log_refused_forwards: Count = log.state.forwards_refused, "Attempts that were not sent: the leader cannot be reached, or too much waits for it. They are tried again.";
+        counter log_served_forwards: Count = log.state.forwards_served, "Units and barriers that other members had this one propose, over fabric.";
         counter log_timed_out_requests: Count = log.stats.timed_out, "Units and barriers given up after request-timeout.";
         counter log_divergent_windows: Count = log.stats.divergences, "Windows of the log that did something else here than at a leader. Not 0: members differ; remove the wrong one.";
     }

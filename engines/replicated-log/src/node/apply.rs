@@ -162,23 +162,27 @@ impl<S: StateMachine> Node<S> {
         let machine = &mut self.machine;
         for (index, command) in (0..=u16::MAX).zip(batch::commands(payload)) {
             self.counters.applied += 1;
-            let mut run = |bytes: &[u8], reply: &mut Vec<u8>| {
-                reply.push(if runs { REPLY_KEPT } else { REPLY_LOST });
-                if runs {
-                    machine.apply(position, bytes, reply);
-                }
-            };
             let waiter = waiters.next();
             if command.session == NO_SESSION {
-                let mut reply = Vec::new();
-                run(command.bytes, &mut reply);
+                let mut bytes = Vec::new();
+                if runs {
+                    machine.apply(position, command.bytes, &mut bytes);
+                }
                 if let Some(Waiter::Command(done)) = waiter {
-                    let reply = reply_of(position, &reply, false);
+                    let reply = Reply { position, bytes, repeated: false };
+                    let reply = if runs { Ok(reply) } else { Err(Refusal::ReplyLost) };
                     self.answered.push(Answered::Command(done, reply));
                 }
                 continue;
             }
-            let outcome = self.sessions.apply(position, index, &command, &mut run);
+            let run = |bytes: &[u8], kept: &mut Vec<u8>| {
+                if runs {
+                    machine.apply(position, bytes, kept);
+                }
+                // After the machine, which is promised an empty buffer and may keep what is in it.
+                kept.insert(0, if runs { REPLY_KEPT } else { REPLY_LOST });
+            };
+            let outcome = self.sessions.apply(position, index, &command, run);
             self.counters.repeated += u64::from(matches!(outcome, O::Repeated(_)));
             self.answered.push(match (waiter, outcome) {
                 (Some(Waiter::Session(done)), O::Opened(name)) => Answered::Session(done, Ok(name)),

@@ -57,6 +57,10 @@ impl<S: StateMachine> Node<S> {
                 self.snapshot_due = true;
                 self.take_snapshot(now_ns);
             }
+            Request::Forward { to, command, limit, done } => {
+                self.forward((to, command), limit, done, now_ns);
+            }
+            Request::Forwarded { to, epoch, item } => self.member.answer(to, epoch, item),
             Request::Accept { info, hello, reply } => {
                 let answer = self.accept(&info, &hello, now_ns);
                 if let Err(error) = &answer {

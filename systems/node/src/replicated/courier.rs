@@ -6,7 +6,6 @@ use std::sync::mpsc::Receiver;
 
 use beeline_replicated_service::{Courier, LaneName, Tag};
 
-use super::peer::Doors;
 use crate::parcel::{Delivery, LogNews};
 use crate::shared::Shared;
 
@@ -40,11 +39,8 @@ pub(crate) fn lane_name(node: u16, shard: usize) -> LaneName {
 /// Runs a courier until it is told to stop.
 pub(crate) fn run(shared: &Arc<Shared>, lane: usize, errands: &Receiver<Errand>) {
     let Some(replication) = &shared.replication else { return };
-    let store = Arc::clone(shared);
-    let clock = Arc::new(move || store.store.clock().unix_ms());
     let name = lane_name(replication.options.node, lane);
-    let doors = Doors::new(Arc::clone(shared));
-    let mut courier = Courier::new(Arc::clone(&replication.group), name, clock, doors);
+    let mut courier = Courier::new(Arc::clone(&replication.group), name);
     while let Ok(errand) = errands.recv() {
         let news = match errand {
             Errand::Stop => return,

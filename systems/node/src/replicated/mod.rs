@@ -3,7 +3,7 @@
 //! ```text
 //!  connection ── write ──► lane ── unit ──► log ══ agreed ══► machine ── shards (all locked)
 //!      ▲                    ▲                ▲                   │
-//!      │                    │            courier: leads elsewhere? forwards, tries again
+//!      │                    │            courier: leads elsewhere? over fabric, tries again
 //!      └────── replies ─────┴────────────────┴───────────────────┘
 //!  connection ── read ──► barrier, then as in any node
 //! ```
@@ -32,12 +32,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
+use beeline_env::Clock;
 use beeline_replicated_service::{Group, GroupOptions};
 
 use self::courier::Errand;
 use crate::shared::Shared;
 
-pub(crate) use self::peer::{COMMAND, Doors};
+pub(crate) use self::peer::COMMAND;
 pub use self::peer::{Peer, PeerError};
 pub use beeline_replicated_service::{GroupStats as ReplicationStats, LogHandle, log};
 
@@ -101,15 +102,16 @@ impl Replication {
     pub(crate) fn new(
         options: ReplicationOptions,
         lanes: usize,
-        now_us: u64,
+        clock: Arc<dyn Clock>,
     ) -> (Self, Vec<Receiver<Errand>>) {
         let (couriers, receivers) = (0..lanes).map(|_| mpsc::channel()).unzip();
-        let group = Arc::new(Group::new(GroupOptions {
+        let group = GroupOptions {
             cluster: options.cluster,
             node: options.node,
             request_timeout: options.request_timeout,
-            incarnation: now_us,
-        }));
+            incarnation: clock.unix_ms().saturating_mul(1000),
+        };
+        let group = Arc::new(Group::new(group, Arc::new(move || clock.unix_ms())));
         (Self { options, group, agreed_ms: Arc::default(), couriers }, receivers)
     }
 

@@ -1,9 +1,8 @@
-//! A connection to another member's Redis door, for what members ask of each other.
+//! A connection to a member's Redis door, for what an operator's program asks of members. Members among
+//! themselves use the fabric.
 //!
 //! ```text
-//! BEELINE.LOG <cluster, hexadecimal> PROPOSE <unit>   bulk string: the replies
-//! BEELINE.LOG <cluster> BARRIER                       integer: a position
-//! BEELINE.LOG <cluster> STATUS                        bulk string: lines `name:value`
+//! BEELINE.LOG <cluster, hexadecimal> STATUS   bulk string: lines `name:value`
 //! BEELINE.LOG <cluster> JOIN <id> <log> <resp> | LEAVE <id> | TRANSFER <id> | SNAPSHOT   OK
 //! ```
 //!
@@ -11,12 +10,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use beeline_replicated_service::{Forward, Forwarded, LogMember};
-
-use crate::shared::Shared;
 
 /// The name of the command.
 pub(crate) const COMMAND: &str = "beeline.log";
@@ -236,85 +230,6 @@ fn reply(received: &[u8]) -> Parsed {
             }
         }
         _ => Parsed::Nonsense,
-    }
-}
-
-/// A connection attempt.
-const CONNECT: Duration = Duration::from_millis(500);
-
-/// The way to the member that leads, through its Redis door.
-pub(crate) struct Doors {
-    shared: Arc<Shared>,
-    peer: Option<Peer>,
-}
-
-impl Doors {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, peer: None }
-    }
-
-    fn ask(
-        &mut self,
-        leader: &LogMember,
-        words: &[&[u8]],
-        deadline: Instant,
-        mut wanted: &mut dyn FnMut() -> bool,
-    ) -> Forwarded {
-        let address = leader.resp_address.as_str();
-        let Some(replication) = &self.shared.replication else { return Forwarded::Again };
-        let mut peer = match self.peer.take().filter(|peer| peer.address() == address) {
-            Some(peer) => peer,
-            None => {
-                let password = self.shared.settings.password();
-                let cluster = replication.options.cluster;
-                match Peer::connect(address, cluster, password.as_deref(), CONNECT) {
-                    Ok(peer) => peer,
-                    Err(error) => {
-                        tracing::debug!(%error, "the leader cannot be asked");
-                        return Forwarded::Again;
-                    }
-                }
-            }
-        };
-        match peer.ask(words, deadline, &mut wanted) {
-            Ok(reply) => {
-                self.peer = Some(peer);
-                Forwarded::Answer(reply)
-            }
-            Err(PeerError::Error { line }) => {
-                self.peer = Some(peer);
-                if line.starts_with("NOT") {
-                    Forwarded::Again
-                } else {
-                    Forwarded::Refused(line.strip_prefix("ERR ").unwrap_or(&line).to_owned())
-                }
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the leader did not answer");
-                Forwarded::Again
-            }
-        }
-    }
-}
-
-impl Forward for Doors {
-    fn propose(
-        &mut self,
-        leader: &LogMember,
-        unit: &[u8],
-        deadline: Instant,
-        wanted: &mut dyn FnMut() -> bool,
-    ) -> Forwarded {
-        self.ask(leader, &[b"PROPOSE", unit], deadline, wanted)
-    }
-
-    fn barrier(
-        &mut self,
-        leader: &LogMember,
-        deadline: Instant,
-        wanted: &mut dyn FnMut() -> bool,
-    ) -> Forwarded {
-        self.ask(leader, &[b"BARRIER"], deadline, wanted)
     }
 }
 

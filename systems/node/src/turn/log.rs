@@ -306,9 +306,9 @@ impl ShardThread {
         });
     }
 
-    // ---- what members ask of each other ----
+    // ---- what an operator's program asks ----
 
-    /// A request of another member, or of an operator's program.
+    /// A request about the log of this member.
     fn serve_member(
         &mut self,
         shared: &Arc<Shared>,
@@ -333,18 +333,6 @@ impl ShardThread {
         let Some(log) = replication.log() else {
             return answer.send(b"-NOTNOW the log is not open yet\r\n".to_vec());
         };
-        if args.is(2, "propose") && args.len() == 4 {
-            let mut command = args.get(3).to_vec();
-            if unit::Unit::decode(&command).is_err() {
-                return answer.send(b"-ERR no unit of a known version\r\n".to_vec());
-            }
-            replication.stamp(&mut command, shared.store.clock().unix_ms());
-            return log.propose(command, answer.done(|replies: Vec<u8>| bulk(&replies)));
-        }
-        if args.is(2, "barrier") && args.len() == 3 {
-            return log
-                .barrier(answer.done(|position: u64| format!(":{position}\r\n").into_bytes()));
-        }
         if args.is(2, "status") && args.len() == 3 {
             return answer.send(bulk(shared.replication_lines().as_bytes()));
         }
@@ -378,7 +366,7 @@ fn bulk(bytes: &[u8]) -> Vec<u8> {
     reply
 }
 
-/// Where the answer to a member goes, from whatever thread.
+/// Where the answer goes, from whatever thread.
 struct Answer {
     shared: Arc<Shared>,
     shard: usize,
@@ -432,7 +420,7 @@ fn propose(
         return replication.send(lane, Errand::Unit { number, unit, proposed: false });
     };
     let mut command = unit.clone();
-    replication.stamp(&mut command, shared.store.clock().unix_ms());
+    replication.stamp(&mut command);
     let back = Arc::clone(shared);
     log.propose(
         command,

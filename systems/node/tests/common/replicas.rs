@@ -12,7 +12,7 @@ use beeline_node::replicated::log::{Done, Log, LogMember, LogRole, LogState, Ord
 use beeline_node::{Node, NodeConfig, ReplicationOptions};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
 use beeline_replicated_log::{Position, StateMachine as _};
-use beeline_replicated_service::Machine;
+use beeline_replicated_service::{Load, Machine};
 
 use super::{Client, PATIENCE, config};
 
@@ -23,6 +23,9 @@ pub enum Awaited {
     Reply(Done<Vec<u8>>),
     Barrier(Done<u64>),
 }
+
+/// Of which member, a unit or none for a barrier, and how the asker is told.
+pub type Forwarded = (u16, Option<Vec<u8>>, Done<Vec<u8>>);
 
 #[derive(Default)]
 pub struct State {
@@ -46,6 +49,8 @@ pub struct State {
     pub silent: bool,
     /// Of which member, a command or none for a barrier, and what waits for it.
     pub kept: Vec<(u16, Option<Vec<u8>>, Awaited)>,
+    /// What members ask of one another.
+    pub forwarded: Vec<Forwarded>,
     /// Each of so many next proposals is agreed on, and its proposer is told that it may not be.
     pub lost: u32,
 }
@@ -140,6 +145,20 @@ impl Log for End {
         self.cluster.changed.notify_all();
     }
 
+    fn forward(&self, to: u16, load: Load<'_>, _limit: Duration, done: Done<Vec<u8>>) {
+        let mut state = self.cluster.state.lock().unwrap();
+        if state.stopped.contains(&to) {
+            drop(state);
+            return done(Err(Refused::Lost));
+        }
+        let unit = match load {
+            Load::Unit(unit) => Some(unit.to_vec()),
+            Load::Barrier => None,
+        };
+        state.forwarded.push((to, unit, done));
+        self.cluster.changed.notify_all();
+    }
+
     fn state(&self) -> LogState {
         let state = self.cluster.state.lock().unwrap();
         let leads = state.leader == Some(self.id);
@@ -179,6 +198,19 @@ impl Write for SlowDisk {
     }
 }
 
+/// Does what another member asks of this one, as its log's thread does.
+fn serve(end: &End, machine: &mut Machine, unit: Option<Vec<u8>>, done: Done<Vec<u8>>) {
+    match unit {
+        None => end.barrier(Box::new(move |passed| {
+            done(passed.map(|position| position.to_string().into_bytes()));
+        })),
+        Some(mut unit) => match machine.stamp(&mut unit) {
+            Ok(()) => end.propose(unit, done),
+            Err(reason) => done(Err(Refused::Invalid { reason })),
+        },
+    }
+}
+
 /// Applies the log to one machine until stopped.
 pub fn apply(cluster: &Arc<Cluster>, id: u16, mut machine: Machine, restored: &AtomicBool) {
     let mut next = machine.applied().0 + 1;
@@ -187,6 +219,12 @@ pub fn apply(cluster: &Arc<Cluster>, id: u16, mut machine: Machine, restored: &A
         let mut state = cluster.state.lock().unwrap();
         if state.stopped.contains(&id) {
             return;
+        }
+        if let Some(index) = state.forwarded.iter().position(|(to, ..)| *to == id) {
+            let (_, unit, done) = state.forwarded.swap_remove(index);
+            drop(state);
+            serve(&End { id, cluster: Arc::clone(cluster) }, &mut machine, unit, done);
+            continue;
         }
         if let Some(index) = state.restores.iter().position(|(to, ..)| *to == id) {
             let (_, position, bytes) = state.restores.swap_remove(index);
@@ -308,8 +346,13 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        self.cluster.state.lock().unwrap().stopped.push(self.id);
+        let mut state = self.cluster.state.lock().unwrap();
+        state.stopped.push(self.id);
+        let asked = state.forwarded.extract_if(.., |(to, ..)| *to == self.id);
+        let asked: Vec<_> = asked.collect();
+        drop(state);
         self.cluster.changed.notify_all();
+        asked.into_iter().for_each(|(.., done)| done(Err(Refused::Lost)));
         let _ = self.applier.take().unwrap().join();
         let node = self.node.take().unwrap();
         if !std::thread::panicking() {

@@ -19,6 +19,9 @@ use beeline_verify_log::machine;
 pub const CLUSTER: ClusterId = ClusterId(0xabc);
 pub const LIMIT: Duration = Duration::from_secs(20);
 
+/// Items from here on are answered at length.
+pub const LONG_ANSWER: u32 = 1 << 20;
+
 /// Lists whose restoring takes as long as the test wants.
 #[derive(Default)]
 pub struct Held {
@@ -56,12 +59,21 @@ impl Held {
 
 impl StateMachine for Held {
     fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
+        assert!(reply.is_empty(), "a machine is given an empty buffer for each reply");
         if let Some(room) = &self.room {
             let left = room.load(Ordering::SeqCst);
             assert!(left > 0, "a command was applied without room for it");
             room.store(left - 1, Ordering::SeqCst);
         }
         self.lists.apply(position, command, reply);
+        let item = command.get(1..5).and_then(|item| item.first_chunk());
+        if item.is_some_and(|item| u32::from_le_bytes(*item) >= LONG_ANSWER) {
+            reply.extend_from_slice(&[7; 300_000]);
+        }
+    }
+
+    fn stamp(&mut self, command: &mut [u8]) -> Result<(), String> {
+        if command.len() < 5 { Err("an append is longer".to_owned()) } else { Ok(()) }
     }
 
     fn applied(&self) -> Position {

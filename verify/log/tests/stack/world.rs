@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use beeline_env::Randomness;
+use beeline_env::{Clock as _, Randomness};
 use beeline_fabric_sim::{PlantedBug, SimOptions, SimWorld};
 use beeline_kv::{Store, StoreOptions};
 use beeline_pmem::PoolOptions;
@@ -16,10 +16,10 @@ use beeline_replicated_log::{
     ClusterId, Config, Contact, Durability, Founding, Ground as _, Handle, Home, Layout, Node,
     NodeId,
 };
-use beeline_replicated_service::journey::refusal;
+use beeline_replicated_service::journey::{refusal, refusal_of_leader};
 use beeline_replicated_service::{
-    Carried, Failure, Group, GroupOptions, Journey, Lane, LaneName, Load, Log as _, LogHandle,
-    Machine, Refused, Step, Tag, unit,
+    Carried, Failure, Group, GroupOptions, Journey, Lane, LaneName, Log as _, LogHandle, Machine,
+    Refused, Step, Tag, unit,
 };
 use beeline_verify_log::linear::{Call, Operation};
 use beeline_verify_log::world::quick;
@@ -98,13 +98,6 @@ struct Client {
     rests_until_ns: u64,
 }
 
-/// What a member asks of another one, on its way.
-struct Asked {
-    to: u16,
-    unit: Option<Vec<u8>>,
-    sender: Sender<Result<Vec<u8>, Refused>>,
-}
-
 pub struct World {
     bug: Option<Bug>,
     random: Randomness,
@@ -113,7 +106,6 @@ pub struct World {
     place: tempfile::TempDir,
     sites: Vec<Site>,
     clients: Vec<Client>,
-    mail: BTreeMap<(u64, u64), Asked>,
     jobs: BTreeMap<(u64, u64), (u16, Job)>,
     sequence: u64,
     items: u32,
@@ -147,7 +139,6 @@ impl World {
             sites: sites.collect(),
             place,
             clients: (0..CLIENTS).map(client).collect(),
-            mail: BTreeMap::new(),
             jobs: BTreeMap::new(),
             sequence: 0,
             items: 0,
@@ -214,12 +205,15 @@ impl World {
         let pool = site.ground.open_pool(&site.home.join("pool"), &Self::pool_options()).unwrap();
         let (store, shards, _) = Store::open(pool, options).unwrap();
         let bank = Arc::new(Bank { store, shards, directory: site.home.clone() });
-        let group = Arc::new(Group::new(GroupOptions {
+        let options = GroupOptions {
             cluster: 77,
             node: site.id,
             request_timeout: Duration::from_secs(1),
             incarnation: 1 + now_ns / US,
-        }));
+        };
+        let clock = self.sim.clock();
+        let unix_ms = move || 1 + clock.monotonic_ns() / MS;
+        let group = Arc::new(Group::new(options, Arc::new(unix_ms)));
         let (bank_of, group_of) = (Arc::clone(&bank), Arc::clone(&group));
         let keys = Keys { bank: bank_of, group: group_of, bug: self.bug, effects: 0 };
         let machine = Machine::new(Arc::clone(&group), vec![Box::new(keys)]).unwrap();
@@ -390,28 +384,8 @@ impl World {
         self.mend(u64::MAX);
     }
 
-    /// Messages between members' services, and jobs whose time has come.
+    /// Jobs whose time has come.
     fn deliver(&mut self, now_ns: u64) {
-        while let Some(entry) = self.mail.first_entry().filter(|entry| entry.key().0 <= now_ns) {
-            let Asked { to, unit, sender } = entry.remove();
-            let lost = now_ns < TROUBLE_NS && self.random.chance(1, 10);
-            let site = &self.sites[usize::from(to) - 1];
-            let paused = DIRECTORY.with_borrow(|all| all.paused.contains(&to));
-            let Some(running) = site.running.as_ref().filter(|_| !paused) else { continue };
-            let load = unit.as_deref().map_or(Load::Barrier, Load::Unit);
-            let unix_ms = 1 + now_ns / MS;
-            running.group.ask(
-                running.log.as_ref(),
-                load,
-                unix_ms,
-                Box::new(move |answer| {
-                    // The asker may have given up; or the answer is lost on its way.
-                    if !lost {
-                        let _ = sender.send(answer);
-                    }
-                }),
-            );
-        }
         while let Some(entry) = self.jobs.first_entry().filter(|entry| entry.key().0 <= now_ns) {
             let (_, job) = entry.remove();
             job();
@@ -472,15 +446,17 @@ impl World {
             running.barrier = Some(rested(ticket, journey));
         }
         if let Some(mut trip) = running.unit.take() {
-            match self.advance(&mut trip, &running, name, now_ns) {
+            match self.advance(&mut trip, &running, now_ns) {
                 None => running.unit = Some(trip),
                 Some(outcome) => {
                     let askers = running.lane.landed(trip.name);
+                    let answered = outcome.is_ok();
                     let replies = outcome.unwrap_or_default();
                     let mut replies = unit::parts(&replies);
                     for client in askers.into_iter().flatten() {
                         let length = replies.next().and_then(|reply| reply.first_chunk::<8>());
                         let length = length.map(|bytes| u64::from_le_bytes(*bytes));
+                        assert!(length.is_some() || !answered, "each request has a reply");
                         let item = match self.clients[client].under_way {
                             Some((_, Wish::Append(item), ..)) => item,
                             _ => continue,
@@ -492,7 +468,7 @@ impl World {
             }
         }
         if let Some(mut trip) = running.barrier.take() {
-            match self.advance(&mut trip, &running, name, now_ns) {
+            match self.advance(&mut trip, &running, now_ns) {
                 None => running.barrier = Some(trip),
                 Some(outcome) => {
                     for client in running.lane.passed(trip.name) {
@@ -515,7 +491,6 @@ impl World {
         &mut self,
         trip: &mut Trip,
         running: &Running,
-        from: u16,
         now_ns: u64,
     ) -> Option<Result<Vec<u8>, Failure>> {
         if now_ns < trip.rests_until_ns {
@@ -531,7 +506,8 @@ impl World {
             };
             let carried = match answer.try_recv() {
                 Ok(Ok(reply)) => Carried::Answer(reply),
-                Ok(Err(refused)) => refusal(refused),
+                Ok(Err(refused)) if leader.is_none() => refusal(refused),
+                Ok(Err(refused)) => refusal_of_leader(refused),
                 Err(TryRecvError::Empty) if !gone => return None,
                 Err(_) => Carried::Again,
             };
@@ -549,21 +525,20 @@ impl World {
                 let told = Box::new(move |outcome| {
                     let _ = sender.send(outcome);
                 });
-                group.ask(running.log.as_ref(), trip.journey.load(), 1 + now_ns / MS, told);
+                group.ask(running.log.as_ref(), trip.journey.load(), told);
                 trip.attempt = Some((answer, None));
             }
             Step::There(leader) => {
-                let unit = match trip.journey.load() {
-                    Load::Unit(unit) => Some(unit.to_vec()),
-                    Load::Barrier => None,
-                };
                 trip.attempt = Some((answer, Some(leader.id)));
-                if DIRECTORY.with_borrow(|all| all.passes(from, leader.id)) {
-                    let delay_ns = self.random.between(20, 2_000) * US;
-                    self.sequence += 1;
-                    let asked = Asked { to: leader.id, unit, sender };
-                    self.mail.insert((now_ns + delay_ns, self.sequence), asked);
-                }
+                // The asker may have given up when an answer comes; or it is lost on its way.
+                let lost = now_ns < TROUBLE_NS && self.random.chance(1, 10);
+                let told = Box::new(move |outcome: Result<Vec<u8>, Refused>| {
+                    if !(lost && outcome.is_ok()) {
+                        let _ = sender.send(outcome);
+                    }
+                });
+                let limit = trip.journey.deadline().saturating_duration_since(now);
+                running.log.forward(leader.id, trip.journey.load(), limit, told);
             }
         }
         None
