@@ -154,9 +154,14 @@ impl Default for Ended {
 }
 
 impl Ended {
-    /// True when no row is known to have ended.
+    /// True when no row is known to have ended, of a database or of a service.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty() && self.marks.is_empty()
+    }
+
+    /// True while fields of a database's rows wait to be removed.
+    pub fn holds_fields(&self) -> bool {
+        !self.rows.is_empty()
     }
 
     /// The value of a key that had an expiry beside it was stored anew, or is gone.

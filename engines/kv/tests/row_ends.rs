@@ -267,3 +267,47 @@ fn the_feed_tells_the_end_of_a_row_and_nothing_of_its_collection() {
     assert_eq!(&*end.key, b"\x00\x03row");
     assert!(matches!(told[601].kind, EventKind::Put { .. }) && told[601].version > end.version);
 }
+
+#[test]
+fn the_memory_limit_is_kept_while_the_end_of_a_row_waits_for_another_thread() {
+    let store = open(&pool(64), 2);
+    let row = (0_u8..).map(|n| [n]).find(|row| {
+        let key = (row.as_slice(), b"".as_slice());
+        store.store().shard_in(ROWS, key).unwrap() == 0
+    });
+    let row = row.unwrap();
+    store.with_all(|keys| {
+        for n in 0..3 {
+            put(keys, ROWS, &row, n).unwrap();
+        }
+        keys.delete_row(ROWS, &row).unwrap();
+        keys.commit().unwrap();
+    });
+    // A thread that holds the other shard for ever.
+    let _busy = store.shards()[1].lock().unwrap();
+    let mut shard = store.shards()[0].lock().unwrap();
+    let databases_keys: Vec<[u8; 4]> = (0_u32..6000)
+        .map(u32::to_be_bytes)
+        .filter(|key| store.store().shard_of(0, key) == 0)
+        .collect();
+    let (unlimited, limited) = databases_keys.split_at(1000);
+    for key in unlimited {
+        shard.put(0, key, &[&[1; 100]], PutOptions::default()).unwrap();
+    }
+    shard.commit().unwrap();
+    let limit = store.store().memory_bytes() * 3 / 4;
+    store.store().set_eviction(Eviction::AllKeysLru);
+    store.store().set_max_memory_bytes(limit);
+    for _ in 0..1000 {
+        shard.maintain(1 << 20).unwrap();
+    }
+    let held = store.store().memory_bytes();
+    assert!(held <= limit, "upkeep leaves {held} bytes of {limit}");
+    for key in limited {
+        shard.put(0, key, &[&[2; 100]], PutOptions::default()).unwrap();
+        shard.commit().unwrap();
+        let held = store.store().memory_bytes();
+        // An index may grow by a page with any key.
+        assert!(held <= limit + (16 << 10), "a write leaves {held} bytes of {limit}");
+    }
+}

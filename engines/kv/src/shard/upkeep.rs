@@ -3,6 +3,8 @@
 //! Nothing here runs by itself: the shard's thread calls [`Shard::maintain`] in small slices and
 //! sleeps until the deadline it returns when there was nothing to do.
 
+use std::sync::atomic::Ordering;
+
 use crate::KvError;
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
@@ -97,6 +99,7 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
+        let live = self.live_bytes();
         for swept in [
             self.sweep_hollow_rows(),
             self.sweep_expiries(),
@@ -114,7 +117,11 @@ impl Shard {
             }
         }
         let limit = self.store.max_memory_bytes();
-        if limit != 0 && self.store.memory_bytes() > limit && self.ended.is_empty() {
+        // What ended goes first. Keys of services' rows may wait for long, and for a thread that failed for
+        // ever: then the limit is kept without them.
+        let frees =
+            self.ended.holds_fields() || (!self.ended.is_empty() && self.live_bytes() < live);
+        if limit != 0 && self.store.memory_bytes() > limit && !frees {
             for _ in 0..16 {
                 match self.evict_one(self.store.eviction(), None) {
                     Ok(evicted) => did_work |= evicted,
@@ -137,6 +144,11 @@ impl Shard {
         }
         self.feed_rest();
         Ok(Maintenance { did_work, next_deadline_ns: deadline })
+    }
+
+    /// Bytes of the entries that hold this shard's keys.
+    fn live_bytes(&self) -> u64 {
+        self.counters().live_bytes.load(Ordering::Relaxed)
     }
 
     fn expires_anything(&self) -> bool {
@@ -250,7 +262,7 @@ impl Shard {
             return Ok(());
         }
         let policy = self.store.eviction();
-        let mut slices = 0;
+        let (mut slices, mut swept_bytes) = (0, 0);
         loop {
             let used = self.store.memory_bytes();
             if used + bytes <= limit {
@@ -264,13 +276,19 @@ impl Shard {
                 slices += 1;
                 let beyond = (limit / BEYOND_SHARE).min(BEYOND_BYTES);
                 let commit = policy == Eviction::NoEviction || used + bytes > limit + beyond;
-                if slices <= SLICES_PER_WRITE
-                    && (self.sweep_rows(commit)? == Swept::Some
-                        || self.sweep_row_ends(commit)? == Swept::Some)
-                {
-                    continue;
+                if slices <= SLICES_PER_WRITE {
+                    let live = self.live_bytes();
+                    let got_on = self.sweep_rows(commit)? == Swept::Some
+                        || self.sweep_row_ends(commit)? == Swept::Some;
+                    swept_bytes += live.saturating_sub(self.live_bytes());
+                    if got_on {
+                        continue;
+                    }
                 }
-                if policy != Eviction::NoEviction {
+                // Keys of services' rows may wait for long, and for a thread that failed for ever. Where
+                // fewer of them went than come, others have to.
+                let frees = self.ended.holds_fields() || swept_bytes >= bytes;
+                if policy != Eviction::NoEviction && frees {
                     return Ok(());
                 }
             }
