@@ -134,6 +134,8 @@ impl Keyspace<'_> {
         let hash = self.store().place(ROW_ENDS, &key);
         let owner = self.store().owner_of(hash);
         if !self.home().in_batch() && self.shard(owner)?.has_no_key(namespace, &prefix) {
+            // Another member may still have dead keys of it, and tells its end.
+            self.tell_end(namespace, &prefix);
             return Ok(());
         }
         self.store().raise_format_for_row_ends()?;
@@ -151,10 +153,14 @@ impl Keyspace<'_> {
         let version = stored?.version;
         home.feed_note(version, namespace, &prefix, EventKind::DeleteRow);
         self.shard(owner)?.ended.marks.add(namespace, row, version);
-        if self.joins_several() {
-            self.effects.delete_row(namespace, &prefix);
-        }
+        self.tell_end(namespace, &prefix);
         Ok(())
+    }
+
+    fn tell_end(&mut self, namespace: u32, prefix: &[u8]) {
+        if self.joins_several() {
+            self.effects.delete_row(namespace, prefix);
+        }
     }
 }
 

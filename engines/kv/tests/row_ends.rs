@@ -311,3 +311,26 @@ fn the_memory_limit_is_kept_while_the_end_of_a_row_waits_for_another_thread() {
         assert!(held <= limit + (16 << 10), "a write leaves {held} bytes of {limit}");
     }
 }
+
+#[test]
+fn members_tell_the_same_of_a_row_that_ends_twice_however_far_their_upkeep_is() {
+    let told = [false, true].map(|settles| {
+        let store = open(&pool(32), 2);
+        store.with_all(|keys| {
+            put(keys, ORDERED, b"row", 1).unwrap();
+            keys.delete_row(ORDERED, b"row").unwrap();
+            keys.commit().unwrap();
+        });
+        if settles {
+            settle(&store);
+        }
+        store.with_all(|keys| {
+            keys.watch_effects();
+            keys.delete_row(ORDERED, b"row").unwrap();
+            keys.commit().unwrap();
+            keys.effects()
+        })
+    });
+    assert_ne!(told[0], 0);
+    assert_eq!(told[0], told[1]);
+}
