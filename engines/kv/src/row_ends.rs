@@ -14,10 +14,10 @@
 //! deletions of the keys are persisted. Until then the keys count as live in the figures of their
 //! namespace.
 //!
-//! The keys of one row are found in the order of an ordered namespace; of one without an order the whole
-//! index is passed once, for all rows that ended.
+//! The keys of rows are found in the order of an ordered namespace; of one without an order the whole index is
+//! passed once, for all rows that ended. A pass takes up to 1,024 rows, with one commit for all of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use crate::entry::{HEADER_BYTES, Header, KEY_LIMIT};
@@ -37,6 +37,8 @@ pub(crate) const ROW_ENDS: u32 = IN_ROWS | 64;
 const NUMBER_BYTES: usize = 4;
 /// Keys looked at in one slice of upkeep.
 const SLICE: usize = 256;
+/// Rows whose keys are removed with one commit for all of them.
+const ROWS_A_PASS: usize = 1024;
 
 /// True for a namespace whose rows can end by a mark.
 #[inline]
@@ -61,23 +63,29 @@ pub(crate) fn namespace_of(mark: &[u8]) -> Option<u32> {
     (has_marks(namespace) && key.len() == 2 + row_of(mark).len()).then_some(namespace)
 }
 
+/// Versions of marks by row.
+type Marks = BTreeMap<Box<[u8]>, Version>;
+
 /// Rows that ended, and how far the removal of their keys is.
 #[derive(Debug, Default)]
 pub(crate) struct RowEnds {
     /// Versions of marks, by namespace and row.
-    marks: BTreeMap<u32, HashMap<Box<[u8]>, Version>>,
+    marks: BTreeMap<u32, Marks>,
     pass: Option<Pass>,
-    /// The row whose mark is looked at next, where others wait for another thread.
-    turn: usize,
+    /// The last row whose mark was looked at, and its namespace: those behind it are next, where others wait
+    /// for another thread.
+    last: Option<(u32, Box<[u8]>)>,
 }
 
 /// A way through the keys of rows that ended, whose marks are persisted.
 #[derive(Debug)]
 struct Pass {
     namespace: u32,
-    rows: HashMap<Box<[u8]>, Version>,
-    /// Where it is: in the order of the only row's keys, or in the index.
-    from: Bound<Vec<u8>>,
+    rows: Marks,
+    /// Where it is in the order: behind this row, and behind this key of the next one.
+    done: Option<Box<[u8]>>,
+    from: Option<Vec<u8>>,
+    /// Where it is in the index.
     position: Option<u64>,
 }
 
@@ -102,6 +110,35 @@ impl RowEnds {
         if known.is_empty() {
             self.marks.remove(&namespace);
         }
+    }
+
+    /// The next [`ROWS_A_PASS`] rows, or fewer, of one namespace: those behind the ones of the last call, and in the
+    /// end the first again.
+    fn next_rows(&mut self) -> Option<(u32, Marks)> {
+        let last = self.last.take();
+        let behind = last.as_ref().and_then(|(namespace, row)| {
+            let rows = self.marks.get(namespace)?;
+            let mut rest = rows.range::<[u8], _>((Bound::Excluded(&**row), Bound::Unbounded));
+            rest.next().map(|(next, _)| (*namespace, next))
+        });
+        let begins = |(namespace, rows): (&u32, &Marks)| {
+            rows.first_key_value().map(|(row, _)| (*namespace, row.clone()))
+        };
+        let after = || {
+            let after = last.as_ref().map(|(namespace, _)| Bound::Excluded(*namespace))?;
+            self.marks.range((after, Bound::Unbounded)).next().and_then(begins)
+        };
+        let first = behind.map(|(namespace, row)| (namespace, row.clone()));
+        let first = first.or_else(after).or_else(|| self.marks.iter().next().and_then(begins));
+        let (namespace, first) = first?;
+        let rest = self
+            .marks
+            .get(&namespace)?
+            .range::<[u8], _>((Bound::Included(&*first), Bound::Unbounded));
+        let rows: Marks =
+            rest.take(ROWS_A_PASS).map(|(row, version)| (row.clone(), *version)).collect();
+        self.last = rows.last_key_value().map(|(row, _)| (namespace, row.clone()));
+        Some((namespace, rows))
     }
 
     /// Version below which keys of a row are dead; 0: it did not end.
@@ -247,63 +284,48 @@ impl Shard {
         Ok(others.all(|shard| self.commit_peer(shard)))
     }
 
-    /// The next way through keys: of one row in order, or of all rows of a namespace without an order.
-    /// `None` where their marks wait for another thread.
+    /// The next way through keys, of up to [`ROWS_A_PASS`] rows of one namespace. `None` where their marks wait for
+    /// another thread.
     fn begin_pass(&mut self, commit: bool) -> Result<Option<Pass>, KvError> {
-        let rows: usize = self.ended.marks.marks.values().map(HashMap::len).sum();
-        let first = self.ended.marks.turn % rows.max(1);
-        let all = self.ended.marks.marks.iter();
-        let mut all: Vec<(u32, Box<[u8]>, Version)> = all
-            .flat_map(|(namespace, rows)| {
-                rows.iter().map(move |(row, version)| (*namespace, row.clone(), *version))
-            })
-            .skip(first)
-            .take(SLICE)
-            .collect();
-        self.ended.marks.turn = first + all.len();
-        let Some(&(namespace, ..)) = all.first() else { return Ok(None) };
-        let ordered = self.spaces.extra(namespace).is_some_and(|extra| extra.ordered.is_some());
-        all.retain(|mark| mark.0 == namespace);
-        let mut persisted = HashMap::new();
-        for (_, row, version) in all {
-            if ordered && !persisted.is_empty() {
-                break;
-            }
+        let Some((namespace, looked_at)) = self.ended.marks.next_rows() else { return Ok(None) };
+        let mut rows = Marks::new();
+        for (row, version) in looked_at {
             let key = mark_key(namespace, &row);
             if self.newest_is_persisted(ROW_ENDS, &key, commit)? {
-                persisted.insert(row, version);
+                rows.insert(row, version);
             }
         }
-        if persisted.is_empty() {
-            return Ok(None);
-        }
-        let first = persisted.keys().next().filter(|_| ordered);
-        let from = first.map(|row| mark_key(namespace, row));
-        let from = from.map(|mut key| {
-            key.truncate(key.len() - NUMBER_BYTES);
-            Bound::Included(key)
-        });
-        let from = from.unwrap_or(Bound::Unbounded);
-        Ok(Some(Pass { namespace, rows: persisted, from, position: Some(0) }))
+        let pass = Pass { namespace, rows, done: None, from: None, position: Some(0) };
+        Ok((!pass.rows.is_empty()).then_some(pass))
     }
 
-    /// A slice of a pass over the only row's keys, in order; whether there is more.
+    /// A slice of a pass over rows' keys, in order; whether there is more.
     fn pass_order(&mut self, pass: &mut Pass) -> Result<bool, KvError> {
-        let mut keys = Keys::default();
-        let ordered = self.spaces.extra(pass.namespace).and_then(|extra| extra.ordered.as_ref());
-        let (Some(ordered), Some(row)) = (ordered, pass.rows.keys().next()) else {
-            return Ok(false);
-        };
-        let mut prefix = mark_key(pass.namespace, row);
-        prefix.truncate(prefix.len() - NUMBER_BYTES);
-        let behind = behind_prefix(&prefix);
-        let to = behind.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-        ordered.collect((pass.from.as_ref().map(Vec::as_slice), to), false, SLICE, &mut keys);
-        self.end_keys(pass, &keys)?;
-        if let Some(last) = keys.len().checked_sub(1) {
-            pass.from = Bound::Excluded(keys.get(last).to_vec());
+        let (mut keys, mut left) = (Keys::default(), SLICE);
+        while left > 0 {
+            let ordered =
+                self.spaces.extra(pass.namespace).and_then(|extra| extra.ordered.as_ref());
+            let Some(ordered) = ordered else { return Ok(false) };
+            let behind = pass.done.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let next = pass.rows.range::<[u8], _>((behind, Bound::Unbounded)).next();
+            let Some((row, _)) = next else { return Ok(false) };
+            let row = row.clone();
+            let mut prefix = mark_key(pass.namespace, &row);
+            prefix.truncate(prefix.len() - NUMBER_BYTES);
+            let behind = behind_prefix(&prefix);
+            let to = behind.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let from = pass.from.as_deref().map_or(Bound::Included(&*prefix), Bound::Excluded);
+            ordered.collect((from, to), false, left, &mut keys);
+            self.end_keys(pass, &keys)?;
+            if keys.len() == left {
+                pass.from = Some(keys.get(left - 1).to_vec());
+                break;
+            }
+            // A row without keys takes a look-up as well.
+            left -= keys.len().max(1);
+            (pass.done, pass.from) = (Some(row), None);
         }
-        Ok(keys.len() == SLICE)
+        Ok(true)
     }
 
     /// A slice of a pass over an index; whether there is more.

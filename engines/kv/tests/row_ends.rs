@@ -334,3 +334,39 @@ fn members_tell_the_same_of_a_row_that_ends_twice_however_far_their_upkeep_is() 
     assert_ne!(told[0], 0);
     assert_eq!(told[0], told[1]);
 }
+
+#[test]
+fn many_short_rows_are_collected_together_and_none_is_left_out() {
+    const LONG: u32 = 1000;
+    for shards in [1, 2] {
+        let store = open(&pool(256), shards);
+        let rows: Vec<[u8; 4]> = (0_u32..3000).map(u32::to_be_bytes).collect();
+        for number in BOTH {
+            store.with_all(|keys| {
+                for row in &rows {
+                    put(keys, number, row, 1).unwrap();
+                }
+                for n in 0..LONG {
+                    put(keys, number, &rows[7], n).unwrap();
+                    put(keys, number, b"stays", n).unwrap();
+                }
+                for row in &rows {
+                    keys.delete_row(number, row).unwrap();
+                }
+                keys.commit().unwrap();
+            });
+            let commits = store.store().stats().total.commits;
+            let mut slices = 0;
+            while store.maintain().unwrap() {
+                slices += 1;
+            }
+            let commits = store.store().stats().total.commits - commits;
+            // An index of some eight thousand slots is passed once for a thousand rows.
+            let most = if number == ORDERED { 60 } else { 300 };
+            assert!(slices < most, "{slices} slices in {number} for {} rows", rows.len());
+            assert!(commits < 4 * most, "{commits} commits in {number} for {} rows", rows.len());
+            store.with_all(|keys| assert_eq!(keys.len_in(number).unwrap(), u64::from(LONG)));
+        }
+        settle(&store);
+    }
+}
