@@ -23,7 +23,7 @@ use std::ops::Bound;
 use crate::entry::{HEADER_BYTES, Header, KEY_LIMIT};
 use crate::fault::{self, KnownBug};
 use crate::feed::EventKind;
-use crate::index::Slot;
+use crate::index::{Location, Slot};
 use crate::ordered::Keys;
 use crate::segments::SegmentState;
 use crate::shard::upkeep::Swept;
@@ -87,6 +87,8 @@ struct Pass {
     from: Option<Vec<u8>>,
     /// Where it is in the index.
     position: Option<u64>,
+    /// It met slots in the index that do not tell their keys.
+    lost: bool,
 }
 
 impl RowEnds {
@@ -151,8 +153,8 @@ impl RowEnds {
 impl Keyspace<'_> {
     /// Deletes a row with all its keys, by one small entry however many there are; upkeep collects them
     /// later, and until then they count in [`Keyspace::len_in`] and under the limits of their namespace.
-    /// What is put into the row from now on is there. Within a batch, as a part of it; may use the room that
-    /// is kept for deletions. Persisted by [`Keyspace::commit`].
+    /// What is put into the row from now on is there. Within a batch, as a part of it; may use room that is
+    /// kept for such ends, and leaves the one for deletions. Persisted by [`Keyspace::commit`].
     ///
     /// Errors: [`KvError::Namespace`], [`KvError::NamespaceKind`] for one without rows,
     /// [`KvError::WrongShard`], [`KvError::KeyTooLong`] for a row of more than 65,529 bytes,
@@ -295,7 +297,7 @@ impl Shard {
                 rows.insert(row, version);
             }
         }
-        let pass = Pass { namespace, rows, done: None, from: None, position: Some(0) };
+        let pass = Pass { namespace, rows, done: None, from: None, position: Some(0), lost: false };
         Ok((!pass.rows.is_empty()).then_some(pass))
     }
 
@@ -334,6 +336,7 @@ impl Shard {
         let Some(position) = pass.position else { return Ok(false) };
         let (mut slots, mut key) = (Vec::new(), Vec::new());
         let next = index.collect(position, SLICE, &mut slots);
+        pass.lost |= slots.iter().any(|slot| slot.location.has(Location::LOST));
         // Their keys first: the deletion of one may move others, to make room.
         let mut keys = Keys::default();
         for slot in slots.iter().filter(|slot| !slot.location.is_absent()) {
@@ -361,19 +364,21 @@ impl Shard {
     fn end_key(&mut self, pass: &Pass, hash: u64, key: &[u8]) -> Result<(), KvError> {
         let namespace = pass.namespace;
         let Some(end) = pass.rows.get(row_of(key)) else { return Ok(()) };
-        let Some(id) = self.find(namespace, hash, key) else { return Ok(()) };
-        let Some(slot) = self.spaces.get(namespace).map(|index| *index.slot(id)) else {
-            return Ok(());
-        };
-        if slot.location.is_absent() {
+        let found = self.find(namespace, hash, key);
+        let slot = found.and_then(|id| Some(*self.spaces.get(namespace)?.slot(id)));
+        let lost = slot.is_some_and(|slot| slot.location.has(Location::LOST));
+        let Some(slot) = slot.filter(|slot| lost || !slot.location.is_absent()) else {
             // Lost to damage: it has no entry.
             self.forget_order(namespace, key);
             return Ok(());
+        };
+        if !lost {
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            if read_header(state, slot.location.offset()).version >= *end {
+                return Ok(());
+            }
         }
-        let state = self.cache.get(&self.store.table, slot.location.segment());
-        if read_header(state, slot.location.offset()).version >= *end {
-            return Ok(());
-        }
+        // Of one whose newest entry was lost to damage, older ones may come back with an opening.
         // Its row ended before: that was told.
         self.waiting.muted = true;
         let appended = self.append_tombstone(namespace, key);
@@ -387,6 +392,12 @@ impl Shard {
         for (row, version) in pass.rows {
             if self.ended.marks.end_of(pass.namespace, &row) != version {
                 // It ended once more.
+                continue;
+            }
+            if pass.lost {
+                // Such a key may be one of this row's. Readers do not meet it before the next opening, which
+                // learns of the mark and shows no older entry either.
+                self.ended.marks.remove(pass.namespace, &row, version);
                 continue;
             }
             let key = mark_key(pass.namespace, &row);

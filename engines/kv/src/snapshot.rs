@@ -172,7 +172,10 @@ impl Keyspace<'_> {
         if free.is_err() {
             return Err(KvError::SnapshotInProgress);
         }
-        let ended = |shard: &mut crate::Shard| !shard.ended.marks.is_empty();
+        // Marks that upkeep has left to the next opening count as well.
+        let ended = |shard: &mut crate::Shard| {
+            shard.spaces.get(crate::row_ends::ROW_ENDS).is_some_and(|marks| marks.live > 0)
+        };
         let format = if self.shards_mut().any(ended) {
             FORMAT
         } else if store.namespaces().iter().any(|(_, options)| options.stream) {

@@ -6,7 +6,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use beeline_kv::entry::Draft;
-use beeline_kv::{Embedded, KvError, Notice, PutOptions, StoreOptions, check, repair};
+use beeline_kv::{
+    Embedded, KvError, NamespaceOptions, Notice, PutOptions, StoreOptions, check, repair,
+};
 use beeline_pmem::{Durability, PoolOptions};
 
 const SEGMENT: u32 = 64 << 10;
@@ -58,14 +60,20 @@ fn segments(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// Where `needle` lies in the segments.
+fn find_all(directory: &Path, needle: &[u8]) -> Vec<(PathBuf, usize)> {
+    let mut found = Vec::new();
+    for path in segments(directory) {
+        let bytes = fs::read(&path).unwrap();
+        let at = bytes.windows(needle.len()).enumerate();
+        found.extend(at.filter(|(_, window)| *window == needle).map(|(at, _)| (path.clone(), at)));
+    }
+    found
+}
+
 /// Where `needle` lies last in the segments.
 fn find_last(directory: &Path, needle: &[u8]) -> (PathBuf, usize) {
-    let found = segments(directory).into_iter().filter_map(|path| {
-        let bytes = fs::read(&path).unwrap();
-        let at = bytes.windows(needle.len()).rposition(|window| window == needle)?;
-        Some((path, at))
-    });
-    found.collect::<Vec<_>>().pop().unwrap()
+    find_all(directory, needle).pop().unwrap()
 }
 
 fn flip(path: &Path, at: usize, bit: u8) {
@@ -273,4 +281,96 @@ fn a_clients_entry_that_was_spoilt_fails_when_it_is_read() {
     assert_eq!(get(&store, "key").unwrap().unwrap(), b"AFTER");
     drop(store);
     assert_eq!(get(&open(directory.path(), false).unwrap(), "key").unwrap().unwrap(), b"AFTER");
+}
+
+/// As [`flip`], in a pool that is open.
+fn flip_in_place(path: &Path, at: usize, bit: u8) {
+    use std::os::unix::fs::FileExt;
+    let byte = fs::read(path).unwrap()[at] ^ 1 << bit;
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(&[byte], at as u64).unwrap();
+}
+
+#[test]
+fn what_was_lost_of_a_row_that_ended_does_not_come_back_with_an_opening() {
+    const NUMBERS: [u32; 2] = [256, 257];
+    let options = PoolOptions { capacity_bytes: 12 * u64::from(SEGMENT), ..pool_options() };
+    let directory = tempfile::tempdir().unwrap();
+    let opening = || {
+        let accepting = StoreOptions { accept_damage: true, ..StoreOptions::default() };
+        Embedded::open(directory.path(), &options, accepting).unwrap()
+    };
+    let key = (b"row".as_slice(), b"name".as_slice());
+    let store = opening();
+    let put_both = |value: &[u8]| {
+        store.with_all(|keys| {
+            for number in NUMBERS {
+                let ordered = number == NUMBERS[1];
+                let options = NamespaceOptions { by_row: true, ordered, ..Default::default() };
+                keys.create_namespace(number, options).unwrap();
+                keys.put_in(number, key, &[value], PutOptions::default()).unwrap();
+            }
+            keys.commit().unwrap();
+        });
+    };
+    put_both(b"OLD");
+    // The old values stay where they are.
+    for n in 0..120 {
+        put(&store, &format!("stays {n}"), &[n; 1000]);
+    }
+    // Most of what lies beside the new ones becomes garbage.
+    for n in 0..30 {
+        put(&store, &format!("goes {n}"), &[n; 1000]);
+    }
+    put_both(b"NEW");
+    for n in 30..60 {
+        put(&store, &format!("goes {n}"), &[n; 1000]);
+    }
+    let needle = b"\x00\x03rownameNEW";
+    let new = find_all(directory.path(), needle);
+    assert_eq!(new.len(), 2);
+    for (path, at) in new {
+        flip_in_place(&path, at + needle.len() - 1, 0);
+    }
+    for n in 0..250_u32 {
+        put(&store, &format!("behind {n}"), &n.to_le_bytes().repeat(250));
+    }
+    for n in 0..60 {
+        delete(&store, &format!("goes {n}"));
+    }
+    for n in 0..2000_u32 {
+        store.with_all(|keys| {
+            let value = n.to_le_bytes().repeat(250);
+            let more = format!("more {n}");
+            // Until there is no room.
+            let _ = keys.put(0, more.as_bytes(), &[&value], PutOptions::default());
+            keys.commit().unwrap();
+        });
+        store.maintain().unwrap();
+    }
+    let total = store.store().stats().total;
+    assert!(total.damaged >= 2, "the collector met both: {total:?}");
+    store.with_all(|keys| {
+        for number in NUMBERS {
+            assert!(keys.get_in(number, key).unwrap().is_none(), "lost");
+            keys.delete_row(number, b"row").unwrap();
+        }
+        keys.commit().unwrap();
+    });
+    while store.maintain().unwrap() {}
+    assert_eq!(find_all(directory.path(), b"\x00\x03rownameOLD").len(), 2, "they are on media");
+    // A mark is left to that opening, and a snapshot says so.
+    let snapshot = directory.path().join("snapshot");
+    store.with_all(|keys| keys.begin_snapshot().unwrap()).write(&snapshot).unwrap();
+    assert_eq!(fs::read(&snapshot).unwrap()[8], 5);
+    drop(store);
+    let store = opening();
+    for _ in 0..2 {
+        store.with_all(|keys| {
+            for number in NUMBERS {
+                assert!(keys.get_in(number, key).unwrap().is_none(), "{number}: deleted before");
+            }
+        });
+        while store.maintain().unwrap() {}
+    }
 }
