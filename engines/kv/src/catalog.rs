@@ -61,6 +61,8 @@ pub(crate) struct Catalog {
     accounts: RwLock<BTreeMap<u32, Arc<Account>>>,
     /// One of them holds streams.
     streams: AtomicBool,
+    /// One of them has rows.
+    rows: AtomicBool,
 }
 
 impl Catalog {
@@ -84,6 +86,7 @@ impl Catalog {
     pub fn clear(&self) {
         self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
         self.streams.store(false, Ordering::Relaxed);
+        self.rows.store(false, Ordering::Relaxed);
         self.accounts.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
@@ -110,11 +113,18 @@ impl Catalog {
         };
         let streams = all.values().any(|known| known.options.stream);
         self.streams.store(streams, Ordering::Relaxed);
+        let rows = all.values().any(|known| known.options.by_row && !known.options.stream);
+        self.rows.store(rows, Ordering::Relaxed);
     }
 
     /// True where a namespace holds streams.
     pub fn has_streams(&self) -> bool {
         self.streams.load(Ordering::Relaxed)
+    }
+
+    /// True where rows of a service can end by marks.
+    pub fn has_rows(&self) -> bool {
+        self.rows.load(Ordering::Relaxed)
     }
 }
 

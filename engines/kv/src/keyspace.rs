@@ -9,7 +9,7 @@ use crate::index::POSITION_BITS;
 use crate::replica::Effects;
 use crate::shard::ahead::{Ahead, Expected, Owners};
 use crate::shard::{EntryRef, PutOptions, Shard, Stored};
-use crate::store::Store;
+use crate::store::{Need, Store};
 use crate::{KvError, Version};
 
 enum Shards<'a> {
@@ -439,6 +439,18 @@ impl<'a> Keyspace<'a> {
     ) -> Result<(), KvError> {
         self.check_all_writable()?;
         let reserved = self.home_mut().reserve(puts, deletions, shrinks);
+        self.reserved(reserved)
+    }
+
+    /// As [`Keyspace::reserve_bytes`], for the mark of a row that ended: the memory limit does not concern it,
+    /// and it may use the room that is kept for marks.
+    pub(crate) fn reserve_mark(&mut self, bytes: u64) -> Result<(), KvError> {
+        self.check_all_writable()?;
+        let reserved = self.home_mut().reserve_for(bytes, 0, Need::Mark);
+        self.reserved(reserved)
+    }
+
+    fn reserved(&mut self, reserved: Result<(), KvError>) -> Result<(), KvError> {
         // A batch that had begun may have moved.
         if matches!(self.shards, Shards::One(_)) {
             self.home_mut().install_moves();

@@ -179,7 +179,7 @@ impl Keyspace<'_> {
         }
         self.store().raise_format_for_row_ends()?;
         self.shard(owner)?.spaces.open(ROW_ENDS);
-        self.reserve_removal(crate::entry::slot_bytes_for(key.len(), 0))?;
+        self.reserve_mark(crate::entry::slot_bytes_for(key.len(), 0))?;
         // What it means is told by an event of its own.
         let home = self.home_mut();
         let muted = std::mem::replace(&mut home.waiting.muted, true);

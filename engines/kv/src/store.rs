@@ -72,6 +72,8 @@ pub struct RecoveryReport {
 pub(crate) enum Need {
     /// New data: leaves room for deletions and the collector.
     Data,
+    /// The mark of a row that ended: leaves room for deletions, of which it makes more, and the collector.
+    Mark,
     /// A deletion: leaves room for the collector.
     Tombstone,
     /// The collector: takes the last segment.
@@ -602,15 +604,19 @@ impl Store {
     /// New data leaves every shard a head for its deletions, the victim its collector is at, and
     /// the collector's own head: so the last shard that needs a head for a deletion finds one,
     /// however far the other shards' collectors are. A store with streams has two heads for deletions
-    /// in every shard, as streams are cut off in a chain of their own. Small pools keep back less, and
+    /// in every shard, as streams are cut off in a chain of their own. One with rows of services has one segment
+    /// more, so that every shard finds a head for marks, which are live themselves until the deletions
+    /// that they bring are stored, and may not take the room of these. Small pools keep back less, and
     /// there a deletion may have to wait for a collector.
     pub(crate) fn reserve(&self, need: Need) -> u64 {
         let shards = self.shards() as u64;
         let all = self.pool.capacity_bytes() / u64::from(self.pool.segment_bytes());
         let each = if self.catalog.has_streams() { 4 } else { 3 };
-        let from_data = (each * shards - 1).min((shards + 1).max(all / 3));
+        let marks = u64::from(self.catalog.has_rows());
+        let from_data = (each * shards - 1 + marks).min((shards + 1).max(all / 3));
         match need {
             Need::Data => from_data,
+            Need::Mark => (self.reserve(Need::Tombstone) + shards).min(from_data),
             // A store that was full when it was opened with more shards than before has not got
             // that many: deletions, which make room, may use all but the last.
             Need::Tombstone => {
@@ -640,7 +646,7 @@ impl Store {
                 Ok(segment) => segment,
                 // The disk is full, of others' files maybe: deletions and the collector, which
                 // make room, go on with what was kept aside for them.
-                Err(PmemError::NoSpace { file }) if need != Need::Data => {
+                Err(PmemError::NoSpace { file }) if need > Need::Mark => {
                     let no_space = |_| PmemError::NoSpace { file };
                     self.pool.allocate_from_reserve().map_err(no_space)?
                 }

@@ -1,5 +1,5 @@
 //! Services' rows that end by one small entry: what readers see at once, and what upkeep collects.
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use std::ops::ControlFlow;
 
@@ -368,5 +368,56 @@ fn many_short_rows_are_collected_together_and_none_is_left_out() {
             store.with_all(|keys| assert_eq!(keys.len_in(number).unwrap(), u64::from(LONG)));
         }
         settle(&store);
+    }
+}
+
+#[test]
+fn ends_of_rows_in_a_full_pool_leave_deletions_their_room() {
+    for number in BOTH {
+        let pool = pool(16);
+        let store = open(&pool, 1);
+        let mut rows: Vec<[u8; 4]> = Vec::new();
+        store.with_all(|keys| {
+            for row in (0_u32..).map(u32::to_be_bytes) {
+                if put(keys, number, &row, 1).is_err() {
+                    break;
+                }
+                rows.push(row);
+            }
+            keys.commit().unwrap();
+        });
+        // Much faster than upkeep, and not in the order in which they were stored.
+        let mut left: Vec<[u8; 4]> =
+            (0..7).flat_map(|first| rows.iter().skip(first).step_by(7)).copied().collect();
+        left.reverse();
+        let mut store = store;
+        for round in 0..1000 {
+            let before = left.len();
+            store.with_all(|keys| {
+                while let Some(row) = left.last() {
+                    match keys.delete_row(number, row) {
+                        Ok(()) => drop(left.pop()),
+                        Err(KvError::PoolFull { .. }) => break,
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                keys.commit().unwrap();
+            });
+            assert!(left.len() < before, "{before} rows are left and none goes any more");
+            if round == 0 {
+                assert!(!left.is_empty(), "nothing was refused");
+                drop(store);
+                store = open(&pool, 1);
+            }
+            settle(&store);
+            store.with_all(|keys| {
+                let there = keys.len_in(number).unwrap();
+                assert_eq!(there, left.len() as u64, "dead keys stay for want of room");
+            });
+            if left.is_empty() {
+                break;
+            }
+        }
+        assert!(left.is_empty());
     }
 }

@@ -265,6 +265,17 @@ impl Shard {
         deletions: u64,
         shrinks: bool,
     ) -> Result<(), KvError> {
+        let shrinks = shrinks || puts == 0;
+        self.reserve_for(puts, deletions, if shrinks { Need::Tombstone } else { Need::Data })
+    }
+
+    /// As [`Shard::reserve`], for what may take so much of the pool.
+    pub(crate) fn reserve_for(
+        &mut self,
+        puts: u64,
+        deletions: u64,
+        need: Need,
+    ) -> Result<(), KvError> {
         self.check_writable()?;
         let held = if self.in_batch() { self.reserved } else { 0 };
         let bytes = held + puts + deletions;
@@ -272,9 +283,7 @@ impl Shard {
         if bytes > limit {
             return Err(KvError::BatchTooLarge { length: bytes, limit });
         }
-        let shrinks = shrinks || puts == 0;
-        let need = if shrinks { Need::Tombstone } else { Need::Data };
-        if !shrinks {
+        if need == Need::Data {
             self.fit_memory(held + puts)?;
         }
         let chain = self.batch.as_ref().map_or(Chain::Data, Batch::chain);
@@ -366,7 +375,7 @@ impl Shard {
                 let need = if roomy { Need::Data } else { need };
                 self.store.allocate(self.index, need, owner_flags, flags)?
             }
-            Err(KvError::Pmem(PmemError::NoSpace { .. })) if need != Need::Data => {
+            Err(KvError::Pmem(PmemError::NoSpace { .. })) if need > Need::Mark => {
                 self.store.allocate(self.index, need, owner_flags, flags)?
             }
             other => other?,
