@@ -209,7 +209,9 @@ def test_a_get_waits_as_long_as_it_is_told(store, ref):
 ])
 def test_an_interrupt_ends_a_wait_without_end(socket, ref, wait):
     program = (
-        "import beeline, sys\n"
+        "import beeline, signal, sys\n"
+        # A shell may have started the tests with interrupts ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "store = beeline.objects.connect(sys.argv[1])\n"
         "ref = beeline.objects.ObjectRef(sys.argv[2])\n"
         "try:\n"
