@@ -418,7 +418,7 @@ fn one_thread_has_many_clients_at_work_over_every_transport() {
             client.begin_find_one("d", "c", &doc! { "_id": id }).unwrap()
         };
         let first = find(client, &format!("{scheme}-1-7"));
-        let second = find(client, "nobody");
+        let second = find(client, "absent");
         let taken = doc! { "n": 2, "_id": format!("{scheme}-1-7") };
         let third = client.begin_insert_one("d", "c", taken).unwrap();
         assert_eq!(client.finish_insert_one(third).unwrap_err().code(), Some(11000));
@@ -440,7 +440,7 @@ fn what_was_begun_on_a_connection_that_broke_is_sent_again_and_done_once() {
     let begun = client.begin_insert_one("d", "c", doc! { "_id": 1 }).unwrap();
     assert_eq!(client.finish_insert_one(begun).unwrap(), Bson::Int32(1));
     assert_eq!((client.resent(), client.transport()), (1, "tcp"), "{}", client.reason());
-    // Without a number nobody knows whether it was executed, and a find is only sent again.
+    // Without a number the client cannot know whether it was executed, and a find is only sent again.
     let options = Options { retry_writes: false, ..Options::default() };
     world.breaks.store(2, Ordering::SeqCst);
     let mut client = Client::connect(&world.address("auto"), options.clone()).unwrap();

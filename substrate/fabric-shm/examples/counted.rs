@@ -1,4 +1,4 @@
-//! One kind of operation, many times, both ends on one thread: no cache line crosses, nobody waits,
+//! One kind of operation, many times, both ends on one thread: no cache line crosses, no end waits,
 //! and what an operation takes can be counted. With a thousand and with two thousand operations
 //! under `valgrind --tool=callgrind`, the difference is what a thousand take.
 //!

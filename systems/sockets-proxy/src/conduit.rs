@@ -19,8 +19,8 @@ use crate::ring::{RingReceiver, RingSender};
 /// Calls that empty a placeholder's queue, at most: several times what it holds.
 const EMPTYING_CALLS: usize = 64;
 
-/// Pokes that wait in a placeholder beside a filler, at most. Some thirty have room there; one that has none would wake
-/// nobody.
+/// Pokes that wait in a placeholder beside a filler, at most. Some thirty have room there; one that has none wakes no
+/// proxy.
 const POKES: u64 = 8;
 
 /// Where no packet's stands yet.

@@ -469,6 +469,7 @@ impl Partition {
             return;
         }
         connection.channel.proxy().reset.store(libc_reset(), Ordering::Release);
+        tracing::debug!(key = ?connection.key, here = tells, "a connection is broken off");
         self.counters.resets.fetch_add(1, Ordering::Relaxed);
         if tells {
             self.orphans.push(connection.key);

@@ -166,6 +166,22 @@ fn the_end_of_a_connection_that_is_over_is_not_heard_of_the_one_that_has_its_pla
     }
 }
 
+fn writable(program: &Program) -> bool {
+    let mut fds = [PollFd::new(&program.fd, PollFlags::OUT)];
+    rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
+}
+
+/// The other host's program reads, and the one that waits for room is told and writes again.
+fn room_is_told(world: &mut World, program: &Program, other: &Program) {
+    let mut read = 0;
+    eventually("room", || {
+        world.other.turn().unwrap();
+        read += other.receive(1 << 12).map_or(0, |bytes| bytes.len());
+        (read > 0 && writable(program)).then_some(())
+    });
+    assert!(program.send(b"more").is_ok());
+}
+
 /// A wish for room that comes while the proxy empties the placeholder loses its filler to that. A program that is told
 /// of changes only, as of an edge-triggered set, tries again then, and sleeps until the next change: there has to be one.
 #[test]
@@ -175,10 +191,6 @@ fn a_wish_for_room_whose_filler_was_taken_along_is_said_again() {
     let bytes = usize::try_from(PLACEHOLDER_BYTES).unwrap();
     rustix::net::sockopt::set_socket_send_buffer_size(&program.fd, bytes).unwrap();
     let full = |program: &Program| eventually("no room", || program.send(&[7; 4096]).err());
-    let writable = |program: &Program| {
-        let mut fds = [PollFd::new(&program.fd, PollFlags::OUT)];
-        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
-    };
     assert_eq!(full(&program), Errno(libc::EAGAIN));
     assert!(!writable(&program));
     // What a proxy does that saw no wish yet.
@@ -193,17 +205,11 @@ fn a_wish_for_room_whose_filler_was_taken_along_is_said_again() {
     world.hears(&Notice::Created { id: 4000 });
     let (other, command) = world.program(Key { own: 80, peer: 4000 });
     assert!(world.other.obey(command).is_some());
-    let mut read = 0;
-    eventually("room", || {
-        world.other.turn().unwrap();
-        read += other.receive(1 << 12).map_or(0, |bytes| bytes.len());
-        (read > 0 && writable(&program)).then_some(())
-    });
-    assert!(program.send(b"more").is_ok());
+    room_is_told(&mut world, &program, &other);
 }
 
 /// A program that waits for room writes and reads other things, each of which may wake the proxy's thread. A filler and
-/// some thirty bytes fill the placeholder; a byte that finds it full wakes nobody.
+/// some thirty bytes fill the placeholder; a byte that finds it full wakes no proxy.
 #[test]
 fn a_program_that_waits_for_room_wakes_the_proxy_as_often_as_it_likes() {
     let mut world = World::new();
@@ -229,18 +235,8 @@ fn a_program_that_waits_for_room_wakes_the_proxy_as_often_as_it_likes() {
         eventually("the thread sleeps", || (sleeps() >= before + 2).then_some(()));
     }
     // Room is still told: the other host's program reads.
-    let writable = |program: &Program| {
-        let mut fds = [PollFd::new(&program.fd, PollFlags::OUT)];
-        rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
-    };
     assert_eq!(full(&program), Errno(libc::EAGAIN));
-    let mut read = 0;
-    eventually("room", || {
-        world.other.turn().unwrap();
-        read += other.receive(1 << 12).map_or(0, |bytes| bytes.len());
-        (read > 0 && writable(&program)).then_some(())
-    });
-    assert!(program.send(b"more").is_ok());
+    room_is_told(&mut world, &program, &other);
 }
 
 /// A proxy's thread that waits for a processor in the middle of a ring has said that it rings, and has not done so.

@@ -4,9 +4,7 @@
 //! nothing for a while. Its data is exchanged over the control connection: an offer, which may be
 //! lost and is then made anew, and its acceptance. The other member keeps one per peer, the newest.
 
-use beeline_fabric::{
-    Access, ConnectInfo, MemoryRegion, QueuePair, QueuePairOptions, Role, WorkCompletion,
-};
+use beeline_fabric::{ConnectInfo, Role, WorkCompletion};
 use beeline_paxos::NodeId;
 
 use super::{Member, TRANSPORT_TIMEOUT};
@@ -112,21 +110,9 @@ impl Member {
         }
     }
 
-    fn forward_queue_pair(&self) -> Result<(Box<dyn QueuePair>, MemoryRegion), LogError> {
-        let memory = self.device.allocate_memory(CHANNEL_BYTES)?;
-        let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
-        let options = QueuePairOptions {
-            send_depth: BUFFERS as u32,
-            receive_depth: BUFFERS as u32,
-            receiver_not_ready_timeout: TRANSPORT_TIMEOUT,
-            transport_timeout: TRANSPORT_TIMEOUT,
-        };
-        let qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
-        Ok((qp, region))
-    }
-
     fn channel(&self, most_bytes: usize) -> Result<Channel, LogError> {
-        let (qp, region) = self.forward_queue_pair()?;
+        let (qp, region) =
+            self.side_queue_pair(CHANNEL_BYTES, BUFFERS as u32, TRANSPORT_TIMEOUT)?;
         let most_send_bytes = self.device.attributes().max_send_bytes;
         Ok(Channel::new(qp, region, most_send_bytes, most_bytes)?)
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use beeline_fabric::{
     Access, ConnectInfo, MemoryRegion, QueuePair, QueuePairOptions, Role, WorkCompletion,
@@ -85,14 +86,25 @@ impl Member {
     }
 
     /// For one snapshot, at either end.
-    pub(super) fn bulk_queue_pair(&self) -> Result<(Box<dyn QueuePair>, MemoryRegion), LogError> {
-        let memory = self.device.allocate_memory(BULK_BYTES)?;
+    fn bulk_queue_pair(&self) -> Result<(Box<dyn QueuePair>, MemoryRegion), LogError> {
+        self.side_queue_pair(BULK_BYTES, CHUNKS as u32, BULK_PATIENCE)
+    }
+
+    /// A queue pair beside the control one, with memory of its own for what is sent and received: `depth` messages
+    /// each way, each of which the peer has to take within `patience`.
+    pub(super) fn side_queue_pair(
+        &self,
+        bytes: usize,
+        depth: u32,
+        patience: Duration,
+    ) -> Result<(Box<dyn QueuePair>, MemoryRegion), LogError> {
+        let memory = self.device.allocate_memory(bytes)?;
         let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
         let options = QueuePairOptions {
-            send_depth: CHUNKS as u32,
-            receive_depth: CHUNKS as u32,
-            receiver_not_ready_timeout: BULK_PATIENCE,
-            transport_timeout: BULK_PATIENCE,
+            send_depth: depth,
+            receive_depth: depth,
+            receiver_not_ready_timeout: patience,
+            transport_timeout: patience,
         };
         let qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
         Ok((qp, region))

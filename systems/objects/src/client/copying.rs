@@ -65,7 +65,7 @@ impl Copy {
 /// # Safety
 ///
 /// `source` is readable and `target` writable for `length` bytes until the call returns, from any
-/// thread of this process; the ranges do not overlap, and nobody else writes the target.
+/// thread of this process; the ranges do not overlap, and no other code writes the target.
 pub(super) unsafe fn copy_long(source: *const u8, target: *mut u8, length: usize) {
     let threads = if length < LEAST { 1 } else { threads(length, processors()) };
     // SAFETY: as the caller vouches; the threads end before the call returns.

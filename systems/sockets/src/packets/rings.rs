@@ -1,4 +1,4 @@
-//! Rings: the bytes by which the proxy says in a placeholder that packets came, and who takes them out.
+//! Rings: the bytes by which the proxy says in a placeholder that packets came, and the reader that takes them out.
 //!
 //! The kernel says of a placeholder that it is readable for as long as a ring is in it. A ring that stays behind when its
 //! packets were read makes a program's set tell of what is not there, and the program's next call finds nothing: programs
