@@ -40,7 +40,7 @@ const ALWAYS: [&str; 39] = [
     "no window between two virtual machines here",
     // A guest's system is smaller than its host, whose own suites run the same tests.
     "lab guest: ",
-    // What the emulated device of the guests does otherwise, each in docs/fabric.md.
+    // What the emulated device of the guests does otherwise, each in docs/fabric-verbs.md.
     "soft-RoCE looks for a receive before it checks the range",
     "soft-RoCE was seen to place a word",
     // A guest's files lie on a file system without a cache of its own.

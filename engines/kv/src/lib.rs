@@ -12,7 +12,7 @@
 //! Any log may hold the entry of any key; the *index* of a key lives in exactly one shard, chosen
 //! by its hash. Nothing is acknowledged before [`Shard::commit`] returned.
 //!
-//! Source: BOOM-KV. `docs/kv.md` holds the formats, the arguments and every deviation.
+//! Source: BOOM-KV. `docs/kv-internals.md` holds the formats, the arguments and every deviation.
 
 mod append;
 mod audit;

@@ -14,7 +14,7 @@
 //!
 //! A command is agreed and durable when the flushes behind its write have completed at f + 1
 //! memories: one round, and no follower's processor takes part. The protocol, its safety argument
-//! and the formats stand in `docs/log.md`.
+//! and the formats stand in `docs/log-protocol.md`.
 //!
 //! Reading order: [`slot`] and [`layout`] (formats), [`event`] (the contract with the driver),
 //! then `replica` from `promise` to `apply`; [`batch`] and [`session`] are for the state machine

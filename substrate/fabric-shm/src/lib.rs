@@ -26,7 +26,7 @@
 //! - a page handed out cannot be taken from a process, so revocation moves the memory instead
 //!   ([`exposure`]).
 //!
-//! Decisions where the verbs are silent: `docs/fabric.md`, section "shm".
+//! Decisions where the verbs are silent: `docs/fabric-shm.md`.
 
 mod completion_queue;
 mod config;

@@ -1,4 +1,4 @@
-//! Records between a program's library and the monitor. `docs/sockets.md` has the bytes.
+//! Records between a program's library and the monitor. `docs/sockets-internals.md` has the bytes.
 //!
 //! One question per Unix connection (`SOCK_SEQPACKET`, abstract name), one answer. A question
 //! about a connection carries the kernel socket itself, so the monitor reads the addresses from

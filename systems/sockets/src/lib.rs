@@ -6,7 +6,7 @@
 //! the doorbell that wakes a sleeper. Whatever is not understood here is left to the kernel.
 //!
 //! Place: `systems`. `sockets-preload` exports the C functions that call in here,
-//! `sockets-monitor` introduces the two ends to each other. `docs/sockets.md` has the design.
+//! `sockets-monitor` introduces the two ends to each other. `docs/sockets-internals.md` has the design.
 //!
 //! - [`lane`]: what carries a connection, the rings of this crate's other modules or [`packets`].
 //! - [`ring`], [`segment`]: the shared memory; [`bare`]: it alone.

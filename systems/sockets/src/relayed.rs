@@ -1,5 +1,5 @@
 //! Connections between hosts, as this host's program, monitor and relay see them: names, records,
-//! and the bell. `docs/sockets.md` has the bytes.
+//! and the bell. `docs/sockets-internals.md` has the bytes.
 //!
 //! ```text
 //!  program ── bell: 16 bytes, a datagram ──────────────► relay: sleeps on both names, and on the

@@ -1,4 +1,4 @@
-//! The segment: the memory that both ends of one connection map. `docs/sockets.md` has the bytes.
+//! The segment: the memory that both ends of one connection map. `docs/sockets-internals.md` has the bytes.
 //!
 //! ```text
 //! 0     header: magic, ring length, state, name at the relay | holders

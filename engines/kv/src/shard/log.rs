@@ -9,7 +9,7 @@
 //! "the first `count` entries verify" holds in every crash image and a failure there is damage.
 //! Entries beyond `count` vouch for themselves by their seals.
 //!
-//! Source: BOOM-KV §3.1 and §3.6. Deviation: one fence per commit, not two; see `docs/kv.md`.
+//! Source: BOOM-KV §3.1 and §3.6. Deviation: one fence per commit, not two; see `docs/kv-internals.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -11,7 +11,7 @@
 //! In reading order: [`promise`](self) (fence, persist, answer), election, recovery, leader,
 //! reads, apply. Every file adds methods to [`Replica`] for one step of the protocol.
 //!
-//! Invariants, each argued in `docs/log.md`:
+//! Invariants, each argued in `docs/log-protocol.md`:
 //! 1. A promise is answered after the log region was fenced and the vote word persisted.
 //! 2. A slot at or below a server's commit word holds the value chosen for its position.
 //! 3. A leader proposes at a position only what the promises of a majority let it propose there.
@@ -56,7 +56,7 @@ pub struct Start {
     pub snapshot: Position,
     /// Everything up to here is known to be chosen, by a state machine that is durable by itself and
     /// applied it: it may be further on than the commit word, which is not persisted when it is
-    /// written. [`Position::NONE`] where there is no such machine. `docs/log.md` argues why a leader
+    /// written. [`Position::NONE`] where there is no such machine. `docs/log-protocol.md` argues why a leader
     /// may count these positions without a new majority ("A machine ahead of its log").
     pub chosen: Position,
     /// The members at the snapshot's position. Empty for a server that waits to join.

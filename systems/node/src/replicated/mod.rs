@@ -10,8 +10,8 @@
 //!
 //! One-sided clients' puts and gets take the same ways ([`crate::turn`], `one_sided`).
 //!
-//! Place: beside the loop, which asks it in one place ([`crate::turn`], `log`). `docs/node.md`,
-//! "Replicated", says how it works and why it is safe.
+//! Place: beside the loop, which asks it in one place ([`crate::turn`], `log`).
+//! `docs/node-replicated.md` says how it works and why it is safe.
 //!
 //! Invariants: only the machine changes keys, one unit after another, in the log's order; what a
 //! unit changes and the memory that it was applied survive a crash together; a reply to a write
