@@ -32,7 +32,7 @@ beeline_observe::metrics! {
         gauge documents_channel_kept_bytes: Bytes, "Bytes that are kept for fabric clients: commands that are incomplete or wait, replies that wait.";
         counter documents_channel_parked_requests: Count, "Times a fabric client's request had to wait in its ring, because the client had too much under way.";
         counter documents_channel_overrun_clients: Count, "Fabric clients that lost their channel because they made the node keep most where there was no room, or took no replies.";
-        counter documents_channel_dropped_replies: Count, "Rests of replies to fabric clients that were let go: nobody asked for them in time, or there was no room.";
+        counter documents_channel_dropped_replies: Count, "Rests of replies to fabric clients that were let go: the client did not ask for them in time, or there was no room.";
         counter documents_channel_sleeps: Count, "Times the thread of fabric clients went to sleep.";
         gauge documents_databases: Count, "Databases.";
         gauge documents_collections: Count, "Collections.";
