@@ -7,6 +7,7 @@
 
 pub mod documents;
 pub mod layers;
+pub mod pages;
 pub mod tidy;
 
 use std::path::{Path, PathBuf};
