@@ -287,20 +287,38 @@ pub fn set_name(given: &str) {
 
 /// The abstract name under which the monitor of this user listens: one per network namespace, as
 /// addresses are. [`NAME_VARIABLE`] as it was when first asked chooses another.
+///
+/// The name has the versions of records and of segments. After an upgrade new programs have a monitor
+/// of their own version beside the earlier one; that one would introduce them by segments that they cannot
+/// map, and they would stay on the kernel's connections.
 #[must_use]
 pub fn name() -> &'static str {
     NAME.get_or_init(|| {
         let given = std::env::var(NAME_VARIABLE).ok();
-        given.filter(|name| (1..=LONGEST_NAME).contains(&name.len())).unwrap_or_else(|| {
-            let uid = rustix::process::geteuid().as_raw();
-            format!("beeline-sockets-{VERSION}-{uid}")
-        })
+        given
+            .filter(|name| (1..=LONGEST_NAME).contains(&name.len()))
+            .unwrap_or_else(|| usual_name(rustix::process::geteuid().as_raw()))
     })
+}
+
+fn usual_name(user: u32) -> String {
+    format!("beeline-sockets-{VERSION}.{}-{user}", crate::segment::VERSION)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn monitors_of_two_versions_of_segments_have_two_names() {
+        assert_eq!(usual_name(1000), format!("beeline-sockets-1.{}-1000", crate::segment::VERSION));
+        let magic = crate::segment::MAGIC.to_le_bytes();
+        assert_eq!(
+            magic[7],
+            crate::segment::VERSION,
+            "the version that a segment says is the name's"
+        );
+    }
 
     #[test]
     fn every_record_comes_back_as_it_was() {

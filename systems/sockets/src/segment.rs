@@ -21,8 +21,11 @@ use beeline_os::Mapping;
 
 use crate::ring::{Consumer, Producer, Ring};
 
+/// Version of the memory. A program maps no segment of another one, and [looks for its
+/// monitor](crate::control::name) under a name that has it.
+pub const VERSION: u8 = 6;
 /// First word of a segment: "BLSOCK" and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x06");
+pub const MAGIC: u64 = u64::from_le_bytes([b'B', b'L', b'S', b'O', b'C', b'K', 0, VERSION]);
 /// Bytes of the ring in each direction, unless the monitor is told otherwise.
 pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 /// Place of the first ring.
