@@ -17,8 +17,12 @@
 //!
 //! What a small packet says may stand beside the tail, too ([`beside`]).
 //!
-//! Invariants: `tail` is written by the producer only and `head` by the consumer only; both count
-//! up and wrap; `tail - head` is at most the length.
+//! Invariants:
+//! - `tail` is written by the producer only and `head` by the consumer only; both count up and wrap; `tail - head` is at
+//!   most the length;
+//! - a receiver takes a number out of the queue first and gives the block back then. Between both it may stand still for
+//!   as long as its processor runs something else: a packet that was taken has no free block yet. Who grants packets by
+//!   what was consumed counts what was given back ([`Packets::returned`]), and not what was taken.
 
 pub mod beside;
 
@@ -224,6 +228,15 @@ impl<'a> Packets<'a> {
     #[must_use]
     pub fn free(&self) -> &IndexQueue<'a> {
         &self.free
+    }
+
+    /// Of how many packets the receiver has given the blocks back, counted round: as many more as there are blocks find
+    /// a free one, whatever the receiver is doing. What it has taken out of the queue may be ahead of that.
+    #[must_use]
+    #[inline]
+    pub fn returned(&self) -> u32 {
+        // `format` put every block once.
+        self.free.put().wrapping_sub(self.blocks)
     }
 
     /// The sender takes free blocks.
@@ -540,6 +553,33 @@ mod tests {
 mod loom_tests {
     use super::*;
     use crate::sync::Arc;
+
+    /// A sender that goes by what the receiver has given back, as one at another host does: it never looks whether a
+    /// block is free.
+    #[test]
+    fn a_packet_that_was_granted_by_what_came_back_finds_a_free_block() {
+        crate::sync::explore("granted packets", || {
+            let queues = Arc::new((OwnedQueue::new(2), OwnedQueue::new(2)));
+            let packets = Packets::new(queues.0.queue(), queues.1.queue(), 2);
+            packets.format().unwrap();
+            let theirs = Arc::clone(&queues);
+            let receiver = loom::thread::spawn(move || {
+                let packets = Packets::new(theirs.0.queue(), theirs.1.queue(), 2);
+                let mut numbers = [0; 2];
+                let found = packets.look(&mut numbers).unwrap();
+                packets.release(&numbers[..found]).unwrap();
+            });
+            for sent in 0..4_u32 {
+                if sent.wrapping_sub(packets.returned()) >= 2 {
+                    break;
+                }
+                let mut number = [0; 1];
+                assert_eq!(packets.take(&mut number), Ok(1), "packet {sent} has a block");
+                packets.publish(&number).unwrap();
+            }
+            receiver.join().unwrap();
+        });
+    }
 
     #[test]
     fn a_block_is_seen_filled_and_is_filled_anew_only_after_it_was_read() {

@@ -270,52 +270,58 @@ fn with_a_scheduler(
         programs.push(program);
     }
     let [near, far] = <[Program; 2]>::try_from(programs).map_err(|_| "two programs")?;
-    let receive = |program: &Program, bytes: &mut [u8]| {
+    let receive = |program: &Program, bytes: &mut [u8]| -> Result<(), String> {
         let mut back = 0;
         while back < bytes.len() {
             let rest = &mut bytes[back..];
             let piece = [libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() }];
             // SAFETY: bytes of a slice of the caller's alone.
             let got = unsafe { program.connection.receive(program.fd.as_raw_fd(), &piece, 0) };
-            back += got.unwrap_or(0);
+            match got {
+                Ok(0) => return Err("the connection ended".to_owned()),
+                Ok(count) => back += count,
+                Err(error) => return Err(format!("receiving: {error:?}")),
+            }
         }
+        Ok(())
     };
-    let send = |program: &Program, bytes: &[u8]| {
+    let send = |program: &Program, bytes: &[u8]| -> Result<(), String> {
         let piece =
             [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
         // SAFETY: bytes of a slice, which are only read.
-        let _ = unsafe { program.connection.send(program.fd.as_raw_fd(), &piece, 0) };
+        let sent = unsafe { program.connection.send(program.fd.as_raw_fd(), &piece, 0) };
+        sent.map(drop).map_err(|error| format!("sending: {error:?}"))
     };
-    let echo = std::thread::spawn(move || {
+    let echo = std::thread::spawn(move || -> Result<(), String> {
         let _ = beeline_os::affinity::pin_current_thread(1);
         let mut bytes = vec![0; size];
         for _ in 0..rounds {
-            receive(&far, &mut bytes);
-            send(&far, &bytes);
+            receive(&far, &mut bytes)?;
+            send(&far, &bytes)?;
         }
         for _ in 0..rounds {
-            receive(&far, &mut bytes);
+            receive(&far, &mut bytes)?;
         }
-        send(&far, &[1]);
+        send(&far, &[1])?;
         // Open until the other end has read it.
-        receive(&far, &mut [0]);
+        receive(&far, &mut [0])
     });
     beeline_os::affinity::pin_current_thread(0)?;
     let mut bytes = vec![7; size];
     let begun = Instant::now();
     for _ in 0..rounds {
-        send(&near, &bytes);
-        receive(&near, &mut bytes);
+        send(&near, &bytes)?;
+        receive(&near, &mut bytes)?;
     }
     let trip = each(begun, rounds);
     let begun = Instant::now();
     for _ in 0..rounds {
-        send(&near, &bytes);
+        send(&near, &bytes)?;
     }
-    receive(&near, &mut [0]);
+    receive(&near, &mut [0])?;
     let sent = each(begun, rounds);
-    send(&near, &[1]);
-    echo.join().map_err(|_| "the other thread panicked")?;
+    send(&near, &[1])?;
+    echo.join().map_err(|_| "the other thread panicked")??;
     Ok([trip, sent])
 }
 

@@ -96,8 +96,10 @@ pub(crate) enum Moving {
 pub(crate) enum Refused {
     /// The other host sent more than it may.
     NoCredit,
-    /// The program wrote nonsense, or holds blocks back.
-    Program,
+    /// No block is free: the program says that it gave one back, and did not.
+    NoBlock,
+    /// The program wrote nonsense.
+    Queue,
 }
 
 impl Incoming {
@@ -137,11 +139,11 @@ impl Incoming {
         let packets = self.channel.packets(Direction::ToProgram);
         if self.blocks.is_empty() {
             let mut numbers = [0; BATCH];
-            let taken = packets.take(&mut numbers).map_err(|Corrupt| Refused::Program)?;
+            let taken = packets.take(&mut numbers).map_err(|Corrupt| Refused::Queue)?;
             self.blocks.extend(numbers[..taken].iter().rev());
         }
-        // The sender is within its rights: a program that holds back blocks is to blame.
-        let number = self.blocks.pop().ok_or(Refused::Program)?;
+        // The sender goes by what was given back, so that one is there.
+        let number = self.blocks.pop().ok_or(Refused::NoBlock)?;
         let target = self.channel.payload(Direction::ToProgram, number);
         // SAFETY: a block holds as much as a slot, and the header was checked against a slot.
         unsafe { ring.copy(target.as_ptr(), header.payload_bytes()) };
@@ -181,7 +183,7 @@ impl Incoming {
     pub(crate) fn position(&mut self) -> Result<(u32, u32), Violation> {
         let packets = self.channel.packets(Direction::ToProgram);
         let blocks = u32::try_from(self.channel.shape().blocks).unwrap_or(u32::MAX);
-        let (delivered, consumed) = (packets.filled().put(), packets.filled().taken());
+        let (delivered, consumed) = (packets.filled().put(), packets.returned());
         self.receipts = Receipts::resume(blocks, delivered, consumed)?;
         Ok((delivered, consumed))
     }

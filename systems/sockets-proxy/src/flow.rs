@@ -3,8 +3,9 @@
 //!
 //! *Flow control* is driven by the receiver (NTSocks 3.12): each end may have as many packets under
 //! way as the other's queue has blocks; how many its program has consumed comes back on the control
-//! ring once a quarter of the queue is new. So a queue never overflows, nothing is ever dropped, and
-//! a receiver that stands still stops its own connection alone.
+//! ring once a quarter of the queue is new: those whose blocks it has given back, since a packet that is
+//! granted has to find a free one (`Packets::returned`). So a queue never overflows, nothing is ever
+//! dropped, and a receiver that stands still stops its own connection alone.
 //!
 //! A sender keeps the blocks of what is under way until then, so that a new life of the link, or of a
 //! proxy, sends from where the receiver's queue ends: [`Allowance::resume`], [`Receipts::resume`].

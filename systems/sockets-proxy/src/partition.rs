@@ -11,6 +11,7 @@
 //! - nothing is dropped: a packet goes only where a block is known to be free;
 //! - payload before header, header before the next look: see [`crate::ring`].
 
+mod ends;
 mod moves;
 mod orders;
 mod receiving;
@@ -24,14 +25,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use beeline_ntb::{Outbound, Window};
 use beeline_ring::packets::Corrupt;
 use beeline_sockets::packets::channel::Channel;
-use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
+use beeline_sockets::packets::header::{Header, PacketKind};
 use rustix::net::Shutdown;
 
 use crate::conduit::{Connection, Incoming, Moving};
-use crate::flow::{Act, Allowance, Ends, PRIORITIES, Receipts, Schedule, Violation};
+use crate::flow::{Allowance, Ends, PRIORITIES, Receipts, Schedule, Violation};
 use crate::geometry::{CONTROL_SLOT_BYTES, Geometry, at};
 use crate::ring::{RingFault, RingReceiver, RingSender};
 
+use ends::{Cause, libc_reset};
 pub use orders::{Command, Departure, Notice};
 pub use receiving::Receiver;
 use receiving::{Half, Held};
@@ -295,7 +297,7 @@ impl Partition {
                 match connection.resume(delivered, consumed) {
                     Ok(()) => self.note(place),
                     // A program that wrote nonsense, or another host that did: no other is touched.
-                    Err(Corrupt) => self.break_off(place, true),
+                    Err(Corrupt) => self.break_off(place, Cause::Position),
                 }
             }
             Command::Abandon { key } => {
@@ -305,7 +307,7 @@ impl Partition {
                     connection.open = true;
                     self.note(place);
                 } else {
-                    self.break_off(place, false);
+                    self.break_off(place, Cause::Abandoned);
                 }
             }
             Command::Move { key, to } => {
@@ -329,7 +331,7 @@ impl Partition {
             }
             Command::Break { key } => {
                 if let Some(place) = self.find(key) {
-                    self.break_off(place, true);
+                    self.break_off(place, Cause::Order);
                 }
             }
             Command::Link { up } => self.link(up),
@@ -427,7 +429,7 @@ impl Partition {
         if !up {
             self.half.get().is_up = false;
             for place in 0..self.connections.len() {
-                self.break_off(place, false);
+                self.break_off(place, Cause::Link);
             }
             self.orphans.clear();
             self.answers.clear();
@@ -456,47 +458,6 @@ impl Partition {
                 Some(place)
             }
         }
-    }
-
-    /// Breaks a connection off at this host; `tells`: the other host hears of it.
-    fn break_off(&mut self, place: usize, tells: bool) {
-        let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) else {
-            return;
-        };
-        if self.is_up && connection.moving != Moving::Not {
-            // The other end is to hear of it where it is then.
-            connection.is_doomed = true;
-            return;
-        }
-        connection.channel.proxy().reset.store(libc_reset(), Ordering::Release);
-        tracing::debug!(key = ?connection.key, here = tells, "a connection is broken off");
-        self.counters.resets.fetch_add(1, Ordering::Relaxed);
-        if tells {
-            self.orphans.push(connection.key);
-        }
-        self.let_go(place);
-    }
-
-    /// The connection is not known here any more.
-    fn let_go(&mut self, place: usize) {
-        let Some(connection) = self.connections.get_mut(place).and_then(Option::take) else {
-            return;
-        };
-        connection.hang_up();
-        self.forget(place, &connection);
-        self.notices.push(Notice::Gone { id: connection.id });
-        self.unwatched.push(connection.socket);
-    }
-
-    /// Takes a connection out of what is known; its receiving half, where it is to go on elsewhere.
-    fn forget(&mut self, place: usize, connection: &Connection) -> Option<Incoming> {
-        self.places.remove(&connection.key);
-        self.present[usize::from(connection.priority)] -= 1;
-        self.find_lowest();
-        self.last = None;
-        self.free.push(place);
-        self.counters.connections.store(self.places.len() as u64, Ordering::Relaxed);
-        self.half.get().take(place)
     }
 
     /// News of a placeholder: a byte, room wanted, or that its last holder is gone.
@@ -568,7 +529,7 @@ impl Partition {
         }
         let (broken, fault) = (std::mem::take(&mut half.broken), half.fault.take());
         drop(half);
-        broken.into_iter().for_each(|place| self.break_off(place, true));
+        broken.into_iter().for_each(|(place, cause)| self.break_off(place, cause));
         fault.map_or(Ok(count), Err)
     }
 
@@ -605,7 +566,7 @@ impl Partition {
                     // The other end is gone, and answers no move any more.
                     connection.moving = Moving::Not;
                 }
-                self.break_off(place, false);
+                self.break_off(place, Cause::Reset);
             }
             PacketKind::Migrate => {
                 let to = self.half.get().data_in.word(0);
@@ -646,7 +607,7 @@ impl Partition {
                     let credit = connection.allowance.credit(consumed);
                     credit.map_err(|violation| Fault::Flow { key, violation })?;
                     if connection.give_back().is_err() {
-                        self.break_off(place, true);
+                        self.break_off(place, Cause::Queue);
                     }
                 }
             }
@@ -728,48 +689,9 @@ impl Partition {
             self.counters.sync_requests.store(self.data_out.sync_requests, Ordering::Relaxed);
         }
         if !broken.is_empty() {
-            broken.into_iter().for_each(|place| self.break_off(place, true));
+            broken.into_iter().for_each(|place| self.break_off(place, Cause::Queue));
         }
         Ok(count)
-    }
-
-    /// Finishes, resets, and connections that are over.
-    fn settle_ends(&mut self) -> Result<usize, Fault> {
-        let mut count = 0;
-        for place in 0..self.connections.len() {
-            let Some(connection) = self.connections[place].as_mut() else { continue };
-            let key = connection.key;
-            if connection.ends.is_closed {
-                let unread = self.half.get().at(place).is_some_and(|incoming| incoming.unread);
-                connection.ends.unread |= unread;
-            }
-            match connection.look_at_ends() {
-                Act::Wait => {}
-                _ if self.data_out.room()? == 0 => break,
-                Act::Finish => {
-                    connection.ends.finish_sent = true;
-                    self.data_out_control(key, PacketKind::Finish);
-                    count += 1;
-                }
-                Act::Reset => self.break_off(place, true),
-                Act::LetGo => self.let_go(place),
-            }
-        }
-        while !self.orphans.is_empty() && self.data_out.room()? > 0 {
-            if let Some(key) = self.orphans.pop() {
-                self.data_out_control(key, PacketKind::Reset);
-                count += 1;
-            }
-        }
-        self.data_out.publish();
-        Ok(count)
-    }
-
-    fn data_out_control(&mut self, key: Key, kind: PacketKind) {
-        let length = u16::try_from(HEADER_BYTES).unwrap_or(0);
-        let header = Header { source: key.own, destination: key.peer, length, sync: false, kind };
-        // SAFETY: no payload.
-        unsafe { self.data_out.stage(header, std::ptr::null()) };
     }
 
     /// What the second thread does, where there is one.
@@ -782,7 +704,7 @@ impl Partition {
         }
         let broken = std::mem::take(&mut half.broken);
         let total = count + broken.len();
-        broken.into_iter().for_each(|place| self.break_off(place, true));
+        broken.into_iter().for_each(|(place, cause)| self.break_off(place, cause));
         Ok(total)
     }
 
@@ -791,8 +713,4 @@ impl Partition {
     pub fn is_idle(&self) -> bool {
         self.places.is_empty() && self.orphans.is_empty()
     }
-}
-
-fn libc_reset() -> u32 {
-    u32::try_from(rustix::io::Errno::CONNRESET.raw_os_error()).unwrap_or(104)
 }

@@ -288,6 +288,37 @@ fn a_receiver_that_stands_still_stops_no_other_and_goes_on_by_itself() {
     assert_eq!(world.partitions.iter().map(drops).sum::<u64>(), 0);
 }
 
+/// A program takes packets out of the queue and gives their blocks back then; between both another thread may have its
+/// processor for as long as the sender needs to fill the queue.
+#[test]
+fn a_program_that_stands_still_between_taking_packets_and_giving_back_their_blocks_keeps_its_connection()
+ {
+    let mut world = World::new(None);
+    let [client, server] = world.connect(100, 0);
+    let packets = server.connection.channel.packets(Direction::ToProgram);
+    let fill = |world: &mut World| {
+        let mut sent = 0;
+        while let Ok(count) = client.send(&[1; SLOT - 8]) {
+            sent += count / (SLOT - 8);
+            world.settle();
+        }
+        sent
+    };
+    assert_eq!(fill(&mut world), BLOCKS);
+    for _ in 0..3 * BLOCKS {
+        // As many as make a credit due.
+        let mut numbers = [0; BLOCKS / 4];
+        assert_eq!(packets.look(&mut numbers), Ok(BLOCKS / 4));
+        packets.filled().skip(BLOCKS / 4);
+        world.settle();
+        assert_eq!(fill(&mut world), 0, "no packet is granted for which no block is free");
+        assert_eq!(packets.free().push(&numbers), Ok(BLOCKS / 4));
+        world.settle();
+        assert_eq!(fill(&mut world), BLOCKS / 4);
+    }
+    assert!(server.connection.take_error().is_none() && client.connection.take_error().is_none());
+}
+
 #[test]
 fn a_small_message_waits_for_a_batch_of_each_greedy_connection_at_most() {
     let mut world = World::new(None);

@@ -9,7 +9,7 @@ use beeline_sockets::packets::channel::{ARMED, Channel, Direction, RINGING};
 use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use rustix::net::Shutdown;
 
-use super::{Departure, Fault, Key, Notice, Partition, libc_reset};
+use super::{Cause, Departure, Fault, Key, Notice, Partition, libc_reset};
 use crate::conduit::{Connection, Incoming, Moving};
 use crate::flow::{Allowance, Receipts, Violation};
 use crate::waits::Position;
@@ -33,7 +33,7 @@ impl Partition {
         let put = to_program.filled().put();
         let flow = (
             Allowance::kept(blocks, to_proxy.filled().taken()),
-            Receipts::resume(blocks, put, to_program.filled().taken()),
+            Receipts::resume(blocks, put, to_program.returned()),
         );
         let whole = channel.proxy().reset.load(Ordering::Acquire) == 0;
         let (true, Ok(()), Ok(()), (allowance, Ok(receipts))) =
@@ -80,7 +80,7 @@ impl Partition {
                 let position = Position { life, delivered, consumed };
                 self.notices.push(Notice::Position { id, position });
             }
-            Err(Violation) => self.break_off(place, true),
+            Err(Violation) => self.break_off(place, Cause::Consumed),
         }
     }
 
@@ -99,7 +99,7 @@ impl Partition {
         // Those that were to be broken off where they go stay here: the other end hears of it when it reports.
         for place in 0..self.connections.len() {
             if self.connections[place].as_ref().is_some_and(|connection| connection.is_doomed) {
-                self.break_off(place, false);
+                self.break_off(place, Cause::Interrupted);
             }
         }
         (0..self.connections.len()).for_each(|place| self.note(place));
@@ -214,7 +214,7 @@ impl Partition {
             incoming.retell = true;
         }
         if is_doomed {
-            self.break_off(place, true);
+            self.break_off(place, Cause::Doomed);
         }
     }
 

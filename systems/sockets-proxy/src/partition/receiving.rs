@@ -17,6 +17,7 @@ use beeline_ntb::Window;
 use beeline_sockets::packets::channel::Direction;
 use beeline_sockets::packets::header::{Header, PacketKind};
 
+use super::ends::Cause;
 use super::{Counters, Fault, Key, RECEIVE_BATCH, add, tally};
 use crate::conduit::{Incoming, Refused};
 use crate::flow::Violation;
@@ -34,7 +35,7 @@ pub(super) struct Half {
     last: Option<(Key, usize)>,
     touched: Vec<usize>,
     /// Connections that are to be broken off, and the other host told.
-    pub(super) broken: Vec<usize>,
+    pub(super) broken: Vec<(usize, Cause)>,
     /// What the other host did against the rules.
     pub(super) fault: Option<Fault>,
     pub(super) is_up: bool,
@@ -85,7 +86,7 @@ impl Half {
         self.places.remove(&incoming.key);
         self.last = None;
         // Found by the second thread, and not yet heard of by the first: not to be said of the next one at this place.
-        self.broken.retain(|&broken| broken != place);
+        self.broken.retain(|&(broken, _)| broken != place);
         Some(incoming)
     }
 
@@ -127,7 +128,8 @@ impl Half {
                     add(&self.counters.drops, 1);
                     return Err(Fault::Flow { key, violation: Violation });
                 }
-                Err(Refused::Program) => self.broken.push(place),
+                Err(Refused::NoBlock) => self.broken.push((place, Cause::NoBlock)),
+                Err(Refused::Queue) => self.broken.push((place, Cause::Queue)),
             }
             self.data_in.pass(header);
             count += 1;
@@ -136,7 +138,7 @@ impl Half {
             if let Some(incoming) = self.connections[place].as_mut()
                 && incoming.publish(&self.counters).is_err()
             {
-                self.broken.push(place);
+                self.broken.push((place, Cause::Queue));
             }
         }
         // Behind what the programs wait for.
@@ -159,13 +161,13 @@ impl Half {
             if !incoming.looks_for_credit() {
                 continue;
             }
-            let consumed = incoming.channel.taken(Direction::ToProgram);
+            let consumed = incoming.channel.returned(Direction::ToProgram);
             match incoming.receipts.is_due(consumed, incoming.is_eager) {
                 Ok(true) => {}
                 Ok(false) if incoming.retell => {}
                 Ok(false) => continue,
                 Err(Violation) => {
-                    self.broken.push(place);
+                    self.broken.push((place, Cause::Consumed));
                     continue;
                 }
             }
@@ -196,7 +198,7 @@ impl Half {
             if incoming.owes_ring || !incoming.looks_for_credit() {
                 return incoming.owes_ring;
             }
-            let consumed = incoming.channel.taken(Direction::ToProgram);
+            let consumed = incoming.channel.returned(Direction::ToProgram);
             let due = || incoming.receipts.is_due(consumed, incoming.is_eager) != Ok(false);
             incoming.retell || due()
         };

@@ -409,6 +409,16 @@ impl Channel {
         self.head(direction.filled()).load(Ordering::Acquire)
     }
 
+    /// Of how many packets the blocks were given back, counted round: see [`Packets::returned`].
+    #[must_use]
+    #[inline]
+    pub fn returned(&self, direction: Direction) -> u32 {
+        let blocks = u32::try_from(self.shape.blocks).unwrap_or(u32::MAX);
+        // Acquire with the Release of `IndexQueue::push`.
+        let put = self.tail_line(direction.filled() + 1).tail().load(Ordering::Acquire);
+        put.wrapping_sub(blocks)
+    }
+
     /// Publishes blocks that were filled, a single small packet with a copy beside the tail.
     ///
     /// Errors: [`Corrupt`]: more blocks are about than there are.
