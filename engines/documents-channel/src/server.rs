@@ -99,9 +99,8 @@ pub struct ChannelServer {
     clock: Arc<dyn Clock>,
     meters: Box<dyn Meters>,
     pool: Rc<Pool>,
-    /// By the number of the queue pair, which is what a completion names.
-    channels: ByNumber<u32, Channel>,
-    numbers: ByNumber<ChannelId, u32>,
+    /// A channel's number is the context of its queue pair: what a completion carries.
+    channels: ByNumber<ChannelId, Channel>,
     next_id: ChannelId,
     entries: u32,
     promised: u32,
@@ -153,7 +152,6 @@ impl ChannelServer {
             meters,
             pool,
             channels: ByNumber::default(),
-            numbers: ByNumber::default(),
             next_id: 0,
             entries,
             promised: receive_depth,
@@ -208,8 +206,7 @@ impl ChannelServer {
     /// Bytes a client may write into the area of a channel.
     #[must_use]
     pub fn area_bytes(&self, channel: ChannelId) -> Option<u64> {
-        let channel = self.channels.get(self.numbers.get(&channel)?)?;
-        Some(channel.area().1)
+        Some(self.channels.get(&channel)?.area().1)
     }
 
     /// Readable once [`ChannelServer::arm`] was called and something came.
@@ -283,9 +280,14 @@ impl ChannelServer {
         let ring = u64::from(slots) * SLOT_BYTES as u64;
         let area = register_size(&self.options.register, &self.meters.load());
         let length = (ring + area).next_multiple_of(4096) as usize;
+        self.next_id += 1;
+        let id = self.next_id;
         let made = || -> Result<(Box<dyn QueuePair>, MemoryRegion), FabricError> {
-            let depths =
-                QueuePairOptions { send_depth: send_depth(slots), ..QueuePairOptions::default() };
+            let depths = QueuePairOptions {
+                send_depth: send_depth(slots),
+                context: id,
+                ..QueuePairOptions::default()
+            };
             let mut qp = self.domain.create_queue_pair(
                 &self.queue,
                 &self.queue,
@@ -300,8 +302,7 @@ impl ChannelServer {
         };
         let (qp, region) = made().map_err(|error| error.to_string())?;
         self.counters.registrations += 1;
-        self.next_id += 1;
-        let (id, number, info) = (self.next_id, qp.qp_num(), qp.connect_info());
+        let info = qp.connect_info();
         let checksum = self.options.checksum || hello.checksum;
         let welcome = Greeting {
             is_rdma: true,
@@ -315,7 +316,6 @@ impl ChannelServer {
         };
         let timeout = u64::try_from(self.options.connect_timeout.as_nanos()).unwrap_or(u64::MAX);
         let channel = Channel {
-            id,
             qp,
             region,
             slots,
@@ -341,8 +341,7 @@ impl ChannelServer {
             stuck: None,
             connected_by_ns: Some(self.clock.monotonic_ns().saturating_add(timeout)),
         };
-        self.channels.insert(number, channel);
-        self.numbers.insert(id, number);
+        self.channels.insert(id, channel);
         self.promised += promised;
         Ok((info, welcome))
     }
@@ -375,10 +374,10 @@ impl ChannelServer {
         }
         let waits = |channel: &Channel| !channel.outgoing.is_empty() || !channel.parked.is_empty();
         let all = self.channels.iter();
-        let numbers: Vec<u32> =
-            all.filter(|(_, channel)| waits(channel)).map(|(number, _)| *number).collect();
-        for number in numbers {
-            self.advance(number, handler);
+        let ids: Vec<ChannelId> =
+            all.filter(|(_, channel)| waits(channel)).map(|(id, _)| *id).collect();
+        for id in ids {
+            self.advance(id, handler);
         }
     }
 
@@ -406,20 +405,20 @@ impl ChannelServer {
         let hold = u64::try_from(self.options.hold.as_nanos()).unwrap_or(u64::MAX);
         let scarce = self.pool.is_scarce();
         let mut late = Vec::new();
-        for (number, channel) in &mut self.channels {
+        for (id, channel) in &mut self.channels {
             match channel.qp.state() {
                 QueuePairState::ReadyToSend => channel.connected_by_ns = None,
                 QueuePairState::Init if channel.connected_by_ns.is_some_and(|by| now < by) => {}
-                _ => late.push(*number),
+                _ => late.push(*id),
             }
             if channel.is_stuck(now) && scarce {
                 self.counters.overrun += 1;
-                late.push(*number);
+                late.push(*id);
             }
             let idle = |assembly: &channel::Assembly| now.saturating_sub(assembly.at_ns) >= hold;
             if channel.assembly.as_ref().is_some_and(idle) {
                 self.counters.overrun += 1;
-                late.push(*number);
+                late.push(*id);
             }
             // A message that waits may ask for the rest.
             if !channel.parked.is_empty() {
@@ -438,8 +437,8 @@ impl ChannelServer {
                 self.counters.dropped_replies += 1;
             }
         }
-        for number in late {
-            self.end(number, handler);
+        for id in late {
+            self.end(id, handler);
         }
         self.pump_waiting(handler);
     }
@@ -458,15 +457,13 @@ impl ChannelServer {
         self.channels.values().any(waits)
     }
 
-    fn end(&mut self, number: u32, handler: &mut dyn Handler) {
-        let Some(mut channel) = self.channels.remove(&number) else { return };
-        self.numbers.remove(&channel.id);
+    fn end(&mut self, id: ChannelId, handler: &mut dyn Handler) {
+        let Some(mut channel) = self.channels.remove(&id) else { return };
         self.promised -= promised(channel.slots, channel.their_slots);
         self.bodies -= channel.assembled();
         self.bodies -= channel.executing.values().map(|executing| executing.body).sum::<usize>();
         self.counters.ended += 1;
         let flying = std::mem::take(&mut channel.flying);
-        let id = channel.id;
         // First the queue pair: afterwards no write reads the buffers any more.
         drop(channel);
         for one in flying {
@@ -485,9 +482,9 @@ impl ChannelServer {
 
     /// Ends every channel.
     pub fn shut_down(&mut self, handler: &mut dyn Handler) {
-        let numbers: Vec<u32> = self.channels.keys().copied().collect();
-        for number in numbers {
-            self.end(number, handler);
+        let ids: Vec<ChannelId> = self.channels.keys().copied().collect();
+        for id in ids {
+            self.end(id, handler);
         }
     }
 }

@@ -11,7 +11,7 @@ use beeline_kv::{DATABASES, hash_key, shard_of_hash};
 use crate::connector::Connector;
 use crate::counters::ClientCounters;
 use crate::error::ClientError;
-use crate::link::{Link, WrId};
+use crate::link::{Link, shard_of};
 use crate::options::{ClientOptions, PutOptions};
 use crate::update::Digest;
 
@@ -134,7 +134,7 @@ pub struct Client {
     links: Vec<Link>,
     last_token: u64,
     /// Counts connections made, so that completions of a dead one are told apart.
-    generation: u16,
+    generation: u32,
     /// Where completions are polled to; made once, because clearing it takes longer than a poll.
     completions: Box<[WorkCompletion]>,
     polls: u32,
@@ -439,20 +439,20 @@ impl Client {
         }
         let mut delivered = 0;
         for completion in completions {
-            let id = WrId::decode(completion.wr_id);
-            let Some(link) = self.links.get_mut(usize::from(id.shard)) else { continue };
-            if link.generation() != id.generation || !link.is_up() {
+            let Some(link) = self.links.get_mut(shard_of(completion.context)) else { continue };
+            if link.context() != completion.context || !link.is_up() {
                 continue;
             }
+            let index = completion.wr_id as u16;
             delivered += if !completion.is_success() {
                 link.fail(completion.status, deliver)
             } else {
                 match completion.opcode {
-                    Opcode::Receive => link.replied(&mut self.core, id, completion, deliver),
+                    Opcode::Receive => link.replied(&mut self.core, index, completion, deliver),
                     Opcode::ReceiveWithImmediate => {
-                        link.placed(&mut self.core, id, completion, deliver)
+                        link.placed(&mut self.core, index, completion, deliver)
                     }
-                    Opcode::Read => link.read(&mut self.core, id, deliver),
+                    Opcode::Read => link.read(&mut self.core, index, deliver),
                     _ => 0,
                 }
             };
@@ -468,9 +468,8 @@ impl Client {
                 && matches!(completion.opcode, Opcode::Receive | Opcode::ReceiveWithImmediate)
         };
         for completion in completions.iter().filter(answers) {
-            let id = WrId::decode(completion.wr_id);
-            if let Some(link) = self.links.get_mut(usize::from(id.shard))
-                && link.generation() == id.generation
+            if let Some(link) = self.links.get_mut(shard_of(completion.context))
+                && link.context() == completion.context
             {
                 link.look_ahead(completion);
             }

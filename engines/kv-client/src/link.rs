@@ -40,22 +40,15 @@ const RECEIVES_BATCH: usize = 16;
 const TOGETHER: usize = 8;
 const RESULT_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
-/// What a completion's `wr_id` says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WrId {
-    pub generation: u16,
-    pub shard: u16,
-    pub index: u16,
+/// By what a completion names its link: the shard, and above it a number that no earlier link to it
+/// has had.
+fn context(generation: u32, shard: u16) -> u64 {
+    u64::from(generation) << 16 | u64::from(shard)
 }
 
-impl WrId {
-    fn encode(self) -> u64 {
-        u64::from(self.generation) << 32 | u64::from(self.shard) << 16 | u64::from(self.index)
-    }
-
-    pub fn decode(wr_id: u64) -> Self {
-        Self { generation: (wr_id >> 32) as u16, shard: (wr_id >> 16) as u16, index: wr_id as u16 }
-    }
+/// The shard in a link's [`context`].
+pub(crate) fn shard_of(context: u64) -> usize {
+    usize::from(context as u16)
 }
 
 /// The log segment this link writes.
@@ -90,7 +83,8 @@ impl From<PostError> for Held {
 #[derive(Debug)]
 pub(crate) struct Link {
     shard: u16,
-    generation: u16,
+    /// Of its queue pair: [`context`].
+    context: u64,
     up: bool,
     qp: Box<dyn QueuePair>,
     welcome: Welcome,
@@ -126,7 +120,7 @@ impl Link {
         connector: &mut dyn Connector,
         core: &mut Core,
         shard: u16,
-        generation: u16,
+        generation: u32,
     ) -> Result<Self, ClientError> {
         let options = &core.options;
         // One more than the caller's window: grant requests never wait for a slot.
@@ -143,6 +137,7 @@ impl Link {
             send_depth: u32::from(wanted) * 2,
             receive_depth: u32::from(wanted) + u32::from(spare_receives(wanted)),
             transport_timeout: options.timeout,
+            context: context(generation, shard),
             ..QueuePairOptions::default()
         };
         let mut qp = core.domain.create_queue_pair(&core.queue, &core.queue, None, depths)?;
@@ -185,7 +180,7 @@ impl Link {
         qp.connect(&info, Role::Active)?;
         let mut this = Self {
             shard,
-            generation,
+            context: depths.context,
             up: true,
             qp,
             welcome,
@@ -222,8 +217,8 @@ impl Link {
         self.welcome.hash_seed
     }
 
-    pub fn generation(&self) -> u16 {
-        self.generation
+    pub fn context(&self) -> u64 {
+        self.context
     }
 
     pub fn is_up(&self) -> bool {

@@ -94,7 +94,8 @@ pub struct DirectServerCounters {
 
 #[derive(Debug)]
 struct Client {
-    generation: u16,
+    /// Of its queue pair: [`context`].
+    context: u64,
     qp: Box<dyn QueuePair>,
     window: u16,
     packet_bytes: u32,
@@ -119,7 +120,7 @@ pub struct DirectServer {
     queue: Rc<dyn CompletionQueue>,
     options: DirectServerOptions,
     clients: Vec<Option<Client>>,
-    generation: u16,
+    generation: u32,
     entries: u32,
     promised: u32,
     /// Longest reply that is posted without a place of its own.
@@ -132,10 +133,18 @@ pub struct DirectServer {
     completions: Box<[WorkCompletion]>,
 }
 
-/// `wr_id`: generation, client, slot.
-fn wr_id(generation: u16, client: usize, slot: u16) -> u64 {
-    u64::from(generation) << 32 | (client as u64 & 0xffff) << 16 | u64::from(slot)
+/// By what a completion names its client: its place, and in the upper half a number that no other
+/// client has had there.
+fn context(generation: u32, index: usize) -> u64 {
+    u64::from(generation) << 32 | index as u64
 }
+
+/// The place in a [`context`].
+fn place(context: u64) -> usize {
+    (context & 0xffff_ffff) as usize
+}
+
+const RECEIVE: ReceiveRequest<'_> = ReceiveRequest { wr_id: 0, buffer: None };
 
 /// Replies that may be under way to a client.
 fn send_depth(window: u16) -> u32 {
@@ -256,6 +265,7 @@ impl DirectServer {
             self.clients.push(None);
             self.clients.len() - 1
         });
+        let context = context(self.generation, index);
         let area = |bytes: u32, access| -> Result<MemoryRegion, FabricError> {
             let length = (u64::from(bytes) * u64::from(window)).next_multiple_of(4096) as usize;
             self.domain.register(self.device.allocate_memory(length)?, access)
@@ -265,21 +275,21 @@ impl DirectServer {
                 send_depth: send_depth(window),
                 receive_depth: receive_depth(window),
                 receiver_not_ready_timeout: options.receiver_not_ready_timeout,
+                context,
                 ..QueuePairOptions::default()
             };
             let mut qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, depths)?;
             let packets = area(packet_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
             let replies = area(reply_bytes, Access::empty())?;
-            let receive = ReceiveRequest { wr_id: wr_id(self.generation, index, 0), buffer: None };
             for _ in 0..receive_depth(window) {
-                qp.post_receive(&[receive]).map_err(|_| {
+                qp.post_receive(&[RECEIVE]).map_err(|_| {
                     let needed = "receives are posted before the peer writes";
                     FabricError::WrongState { state: QueuePairState::Error, needed }
                 })?;
             }
             qp.connect(peer, Role::Passive)?;
             Ok(Client {
-                generation: self.generation,
+                context,
                 qp,
                 window,
                 packet_bytes,
@@ -322,11 +332,8 @@ impl DirectServer {
     /// Asks for the lines of a packet that has its turn after others.
     #[inline]
     fn expect(&self, completion: &WorkCompletion) {
-        let index = (completion.wr_id >> 16) as usize & 0xffff;
-        let (Some(Some(client)), Some(slot)) = (self.clients.get(index), completion.immediate)
-        else {
-            return;
-        };
+        let client = self.clients.get(place(completion.context));
+        let (Some(Some(client)), Some(slot)) = (client, completion.immediate) else { return };
         if slot < u32::from(client.window) {
             let offset = slot as usize * client.packet_bytes as usize;
             let start = client.packets.memory().base().as_ptr().wrapping_add(offset);
@@ -341,10 +348,9 @@ impl DirectServer {
         completion: &WorkCompletion,
         processor: &mut Processor<M>,
     ) -> bool {
-        let index = (completion.wr_id >> 16) as usize & 0xffff;
-        let generation = (completion.wr_id >> 32) as u16;
+        let index = place(completion.context);
         let Some(Some(client)) = self.clients.get_mut(index) else { return false };
-        if client.generation != generation {
+        if client.context != completion.context {
             return false;
         }
         if !completion.is_success() {
@@ -374,7 +380,7 @@ impl DirectServer {
             return false;
         }
         self.counters.reply_bytes += self.reply.len() as u64;
-        if !client.answer(index, slot, &self.reply, self.inline) {
+        if !client.answer(slot, &self.reply, self.inline) {
             self.end(index);
         }
         true
@@ -422,8 +428,7 @@ impl DirectServer {
 
 impl Client {
     /// Posts the reply, and receives where enough are owed; false where the connection cannot go on.
-    fn answer(&mut self, index: usize, slot: u32, reply: &[u8], inline: u64) -> bool {
-        let wr_id = wr_id(self.generation, index, slot as u16);
+    fn answer(&mut self, slot: u32, reply: &[u8], inline: u64) -> bool {
         let offset = u64::from(slot) * u64::from(self.reply_bytes);
         let length = reply.len() as u64;
         self.replied = length;
@@ -444,7 +449,7 @@ impl Client {
             remote: self.theirs.advanced(offset),
             immediate: slot,
         };
-        if self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }]).is_err() {
+        if self.qp.post_send(&[WorkRequest { wr_id: 0, operation, signalled }]).is_err() {
             return false;
         }
         self.owed += 1;
@@ -452,6 +457,6 @@ impl Client {
             return true;
         }
         self.owed = 0;
-        self.qp.post_receive(&[ReceiveRequest { wr_id, buffer: None }; SPARE_RECEIVES]).is_ok()
+        self.qp.post_receive(&[RECEIVE; SPARE_RECEIVES]).is_ok()
     }
 }

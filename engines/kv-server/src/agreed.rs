@@ -20,14 +20,14 @@ use std::collections::VecDeque;
 use beeline_kv::wire::{Protocol, REQUEST_HEADER_BYTES, Reply, ReplyStatus, Request, RequestKind};
 use beeline_kv::{PutOptions, Shard};
 
-use crate::connection::{Connection, Pending};
+use crate::connection::{Connection, Pending, place_of};
 use crate::server::ShardServer;
 
 /// Names a request, or the reads of a connection that wait together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket {
-    connection: u16,
-    generation: u16,
+    /// Of its queue pair.
+    connection: u64,
     number: u32,
 }
 
@@ -93,7 +93,7 @@ fn is_write(kind: RequestKind) -> bool {
 
 impl Connection {
     fn ticket(&self, number: u32) -> Ticket {
-        Ticket { connection: self.index, generation: self.generation, number }
+        Ticket { connection: self.context, number }
     }
 
     /// Where the answer to request `number` stands.
@@ -265,7 +265,7 @@ impl ShardServer {
             }
             Err(status) => Reply::new(status, tag),
         });
-        self.settled(ticket.connection);
+        self.settled(place_of(ticket.connection));
     }
 
     /// What came of a barrier: with `Ok`, the reads that wait for it run, against `shard`.
@@ -276,7 +276,7 @@ impl ShardServer {
         }
         let reads = std::mem::take(&mut connection.line.reads);
         // Taken out while it is worked on, so that the server's parts can be used beside it.
-        let index = usize::from(ticket.connection);
+        let index = usize::from(place_of(ticket.connection));
         let Some(mut connection) = self.connections.get_mut(index).and_then(Option::take) else {
             return;
         };
@@ -287,7 +287,7 @@ impl ShardServer {
             }
         }
         self.connections[index] = Some(connection);
-        self.settled(ticket.connection);
+        self.settled(place_of(ticket.connection));
     }
 
     /// Runs a get or scan; its answer goes to the place kept for it.
@@ -317,7 +317,7 @@ impl ShardServer {
 
     fn named(&mut self, ticket: Ticket) -> Option<&mut Connection> {
         let connection =
-            self.connections.get_mut(usize::from(ticket.connection))?.as_deref_mut()?;
-        (connection.generation == ticket.generation && !connection.dead).then_some(connection)
+            self.connections.get_mut(usize::from(place_of(ticket.connection)))?.as_deref_mut()?;
+        (connection.context == ticket.connection && !connection.dead).then_some(connection)
     }
 }

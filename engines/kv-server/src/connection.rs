@@ -38,11 +38,20 @@ pub(crate) fn receives_of(window: u16) -> u16 {
     window.saturating_add(spare_receives(window))
 }
 
+/// By what a completion names its connection: its place, and above it a number that no earlier
+/// connection has had there.
+pub(crate) fn context(generation: u32, index: u16) -> u64 {
+    u64::from(generation) << 16 | u64::from(index)
+}
+
+/// The place in a [`context`].
+pub(crate) fn place_of(context: u64) -> u16 {
+    context as u16
+}
+
 /// What a completion's `wr_id` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WrId {
-    pub generation: u16,
-    pub connection: u16,
     /// True for a send: `index` is then its sequence number; else that of the receive.
     pub sent: bool,
     pub index: u32,
@@ -53,19 +62,11 @@ const SEQUENCE_MASK: u32 = (1 << 31) - 1;
 
 impl WrId {
     pub fn encode(self) -> u64 {
-        u64::from(self.generation) << 48
-            | u64::from(self.connection) << 32
-            | u64::from(self.sent) << 31
-            | u64::from(self.index & SEQUENCE_MASK)
+        u64::from(self.sent) << 31 | u64::from(self.index & SEQUENCE_MASK)
     }
 
     pub fn decode(wr_id: u64) -> Self {
-        Self {
-            generation: (wr_id >> 48) as u16,
-            connection: (wr_id >> 32) as u16,
-            sent: wr_id >> 31 & 1 != 0,
-            index: wr_id as u32 & SEQUENCE_MASK,
-        }
+        Self { sent: wr_id >> 31 & 1 != 0, index: wr_id as u32 & SEQUENCE_MASK }
     }
 }
 
@@ -136,7 +137,8 @@ pub(crate) struct Grant {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub index: u16,
-    pub generation: u16,
+    /// Of its queue pair: [`context`].
+    pub context: u64,
     pub qp: Box<dyn QueuePair>,
     pub protocol: Protocol,
     pub window: u16,
@@ -172,7 +174,8 @@ pub(crate) struct Connection {
 /// The parts a connection is made of.
 pub(crate) struct Parts {
     pub index: u16,
-    pub generation: u16,
+    /// Of its queue pair: [`context`].
+    pub context: u64,
     pub qp: Box<dyn QueuePair>,
     pub protocol: Protocol,
     pub window: u16,
@@ -188,7 +191,7 @@ impl Connection {
         let window = usize::from(parts.window);
         Self {
             index: parts.index,
-            generation: parts.generation,
+            context: parts.context,
             qp: parts.qp,
             protocol: parts.protocol,
             window: parts.window,
@@ -216,11 +219,6 @@ impl Connection {
         }
     }
 
-    fn wr_id(&self, sent: bool, index: u32) -> u64 {
-        let (generation, connection) = (self.generation, self.index);
-        WrId { generation, connection, sent, index }.encode()
-    }
-
     /// Receives that may be posted again: requests that wait for the log keep one back each.
     fn receives_free(&self) -> usize {
         self.consumed.len().saturating_sub(self.line.awaited())
@@ -240,12 +238,12 @@ impl Connection {
             let count = self.receives_free().min(BATCH);
             let start = self.consumed.len() - count;
             let length = u64::from(self.request_bytes);
-            let base = self.wr_id(false, 0);
             let requests: [ReceiveRequest<'_>; BATCH] = std::array::from_fn(|i| {
                 let index = self.consumed[start + i.min(count - 1)];
                 let offset = u64::from(index) * length;
                 let buffer = ScatterGatherEntry { region: &self.receives, offset, length };
-                ReceiveRequest { wr_id: base | u64::from(index), buffer: Some(buffer) }
+                let wr_id = WrId { sent: false, index: u32::from(index) }.encode();
+                ReceiveRequest { wr_id, buffer: Some(buffer) }
             });
             self.qp.post_receive(&requests[..count])?;
             self.consumed.truncate(start);
@@ -319,7 +317,7 @@ impl Connection {
         let holds = !matches!(pending, Pending::Message { .. });
         let due = self.unsignalled >= self.window / 2;
         let sequence = self.next_sequence;
-        let (wr_id, signalled) = (self.wr_id(true, sequence), holds || due);
+        let (wr_id, signalled) = (WrId { sent: true, index: sequence }.encode(), holds || due);
         self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }])?;
         counters.bytes_out += length;
         if holds {
@@ -370,12 +368,12 @@ impl Connection {
         let holds = |pending: &Pending| !matches!(pending, Pending::Message { .. });
         let last_held = pending.iter().rposition(holds);
         let due = self.unsignalled as usize + count > usize::from(self.window) / 2;
-        let (base, first) = (self.wr_id(true, 0), self.next_sequence);
+        let first = self.next_sequence;
         let requests: [WorkRequest<'_>; N] = std::array::from_fn(|i| {
             // The last answer that holds memory is signalled, so that it is let go soon; and one
             // now and then, so that the send queue's entries come back.
             let signalled = last_held == Some(i) || (due && i + 1 == count);
-            let wr_id = base | u64::from(first.wrapping_add(i as u32) & SEQUENCE_MASK);
+            let wr_id = WrId { sent: true, index: first.wrapping_add(i as u32) }.encode();
             let write = |place: Place, tag: u16| Operation::WriteWithImmediate {
                 local: LocalData::Gather(&gathers[i]),
                 remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
@@ -466,7 +464,7 @@ mod tests {
     fn a_work_request_id_survives_the_round_trip() {
         for sent in [false, true] {
             for index in [0, 7, SEQUENCE_MASK] {
-                let id = WrId { generation: 0xABCD, connection: 0x1234, sent, index };
+                let id = WrId { sent, index };
                 assert_eq!(WrId::decode(id.encode()), id);
             }
         }

@@ -17,7 +17,9 @@ use beeline_kv::wire::{
 };
 use beeline_kv::{Shard, Store};
 
-use crate::connection::{Connection, Held, Parts, Pending, Source, WrId, receives_of};
+use crate::connection::{
+    Connection, Held, Parts, Pending, Source, WrId, context, place_of, receives_of,
+};
 use crate::counters::ServerCounters;
 use crate::early::Early;
 use crate::error::ServerError;
@@ -52,7 +54,7 @@ pub struct ShardServer {
     shards: u16,
     pub(crate) connections: Vec<Option<Box<Connection>>>,
     free: Vec<u16>,
-    next_generation: u16,
+    next_generation: u32,
     /// Connections with answers to post.
     pub(crate) listed: Vec<u16>,
     /// Connections with requests that may be handed over to the log.
@@ -284,10 +286,13 @@ impl ShardServer {
         request_bytes: u32,
         slot_bytes: u32,
     ) -> Result<Connection, FabricError> {
+        self.next_generation = self.next_generation.wrapping_add(1);
+        let context = context(self.next_generation, index);
         let options = QueuePairOptions {
             send_depth: u32::from(window) * 2,
             receive_depth: u32::from(receives_of(window)),
             receiver_not_ready_timeout: self.options.receiver_not_ready_timeout,
+            context,
             ..QueuePairOptions::default()
         };
         let mut qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
@@ -303,10 +308,9 @@ impl ShardServer {
             Some(self.domain.register(memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?)
         };
         qp.connect(peer, Role::Passive)?;
-        self.next_generation = self.next_generation.wrapping_add(1);
         let mut connection = Connection::new(Parts {
             index,
-            generation: self.next_generation,
+            context,
             qp,
             protocol,
             window,
@@ -400,14 +404,11 @@ impl ShardServer {
     ) {
         let arrived = completions.iter().enumerate();
         for (at, completion) in arrived.filter(|(_, completion)| completion.is_success()) {
-            let id = WrId::decode(completion.wr_id);
-            let Some(Some(connection)) = self.connections.get_mut(usize::from(id.connection))
-            else {
-                continue;
-            };
+            let place = usize::from(place_of(completion.context));
+            let Some(Some(connection)) = self.connections.get_mut(place) else { continue };
             match completion.opcode {
-                Opcode::Receive if connection.generation == id.generation => {
-                    let message = (id.index, completion.length);
+                Opcode::Receive if connection.context == completion.context => {
+                    let message = (WrId::decode(completion.wr_id).index, completion.length);
                     early.extend(Early::take(connection, shard, at, message));
                 }
                 Opcode::ReceiveWithImmediate => {
@@ -427,10 +428,11 @@ impl ShardServer {
 
     fn handle(&mut self, shard: &mut Shard, completion: &WorkCompletion, early: Option<&Early>) {
         let id = WrId::decode(completion.wr_id);
-        let Some(slot) = self.connections.get_mut(usize::from(id.connection)) else { return };
+        let place = usize::from(place_of(completion.context));
+        let Some(slot) = self.connections.get_mut(place) else { return };
         // Taken out while it is worked on, so that the server's parts can be used beside it.
         let Some(mut connection) = slot.take() else { return };
-        if connection.generation == id.generation && !connection.dead {
+        if connection.context == completion.context && !connection.dead {
             if !completion.is_success() {
                 self.condemn(&mut connection);
             } else if id.sent {
@@ -465,7 +467,7 @@ impl ShardServer {
                 }
             }
         }
-        self.connections[usize::from(id.connection)] = Some(connection);
+        self.connections[place] = Some(connection);
     }
 
     /// Lets go of what sends up to `sequence` held.

@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 use beeline_fabric::error::{system, within};
 use beeline_fabric::{
-    Access, CompletionQueue, Device, DeviceAttributes, FabricError, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairOptions, SharedReceiveQueue,
+    Access, AtomicScope, CompletionQueue, Device, DeviceAttributes, FabricError, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairOptions, SharedReceiveQueue,
 };
 use beeline_os::memory::MemoryObject;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -45,6 +45,7 @@ pub fn attributes(provider: &'static str, persistent_flush: &'static str) -> Dev
         max_queue_depth: MAX_QUEUE_DEPTH,
         max_completion_queue_depth: MAX_COMPLETION_QUEUE_DEPTH,
         one_sided: false,
+        atomics: AtomicScope::Processor,
         persistent_flush,
     }
 }

@@ -601,6 +601,7 @@ impl Engine {
             length,
             immediate: None,
             qp_num: self.qp_num,
+            context: self.options.context,
         }
     }
 
@@ -707,6 +708,7 @@ impl Engine {
             length: 0,
             immediate: None,
             qp_num: self.qp_num,
+            context: self.options.context,
         });
     }
 

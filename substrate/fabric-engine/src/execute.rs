@@ -564,6 +564,7 @@ impl Engine {
                 length,
                 immediate,
                 qp_num: self.qp_num,
+                context: self.options.context,
             });
         }
     }

@@ -296,7 +296,8 @@ impl Core {
         opcode: Opcode,
         length: u64,
     ) -> WorkCompletion {
-        WorkCompletion { wr_id, status, opcode, length, immediate: None, qp_num: self.link.qp_num }
+        let (qp_num, context) = (self.link.qp_num, self.options.context);
+        WorkCompletion { wr_id, status, opcode, length, immediate: None, qp_num, context }
     }
 
     /// Errors: as `QueuePair::post_send`.

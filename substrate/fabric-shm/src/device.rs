@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 
 use beeline_fabric::error::{system, within};
 use beeline_fabric::{
-    Access, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey, MemoryRegion,
+    Access, AtomicScope, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey, MemoryRegion,
     ProtectionDomain, QueuePair, QueuePairOptions, RegionControl, RemoteKey, SharedReceiveQueue,
 };
 use beeline_os::write_back::WriteBack;
@@ -193,6 +193,7 @@ fn attributes() -> DeviceAttributes {
         max_queue_depth: MAX_QUEUE_DEPTH,
         max_completion_queue_depth: MAX_COMPLETION_QUEUE_DEPTH,
         one_sided: true,
+        atomics: AtomicScope::Processor,
         persistent_flush: match WriteBack::detect() {
             WriteBack::Clwb => "clwb and sfence by the initiator; fdatasync for files",
             WriteBack::Clflushopt => "clflushopt and sfence by the initiator; fdatasync for files",

@@ -187,8 +187,8 @@ impl State {
                 status,
                 opcode: entry.opcode,
                 length: if status == Status::Success { length } else { 0 },
-                immediate: None,
                 qp_num: qp,
+                ..WorkCompletion::EMPTY
             };
             self.complete(queue, completion);
         }
@@ -208,7 +208,7 @@ impl State {
         if let Some(entry) = first {
             let (wr_id, opcode) = (entry.wr_id, entry.opcode);
             let completion =
-                WorkCompletion { wr_id, status, opcode, length: 0, immediate: None, qp_num: qp };
+                WorkCompletion { wr_id, status, opcode, qp_num: qp, ..WorkCompletion::EMPTY };
             self.complete(queue, completion);
         }
         self.break_queue_pair(qp);
@@ -237,9 +237,8 @@ impl State {
                 wr_id,
                 status: Status::Flushed,
                 opcode,
-                length: 0,
-                immediate: None,
                 qp_num: qp,
+                ..WorkCompletion::EMPTY
             };
             for entry in sends {
                 self.complete(send_queue, flushed(entry.wr_id, entry.opcode));

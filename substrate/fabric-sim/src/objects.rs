@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use beeline_fabric::error::{system, within};
 use beeline_fabric::{
-    Access, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey, MemoryRegion,
-    PostError, ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest,
-    RegionControl, RemoteKey, ScatterGatherEntry, SharedReceiveQueue, WorkCompletion,
+    Access, AtomicScope, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey,
+    MemoryRegion, PostError, ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState,
+    ReceiveRequest, RegionControl, RemoteKey, ScatterGatherEntry, SharedReceiveQueue,
+    WorkCompletion,
 };
 use beeline_os::SharedMemory;
 use beeline_os::memory::MemoryObject;
@@ -41,6 +42,7 @@ impl SimDevice {
             max_queue_depth: 16 << 10,
             max_completion_queue_depth: 1 << 20,
             one_sided: true,
+            atomics: AtomicScope::Processor,
             persistent_flush: "the memory object's own persist, at one instant of virtual time",
         };
         Self { world, owner, attributes }

@@ -92,6 +92,8 @@ pub enum PlantedBug {
     DropFlushed,
     /// Inline data is read when the packet leaves, not when it is posted; here: is zeroed.
     StaleInline,
+    /// Completions of what failed or was flushed carry no context.
+    ForgetContext,
     /// An overrun completion queue drops completions and says nothing.
     SilentOverrun,
 }

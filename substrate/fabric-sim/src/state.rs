@@ -342,8 +342,12 @@ impl State {
     }
 
     /// Delivers a completion.
-    pub(crate) fn complete(&mut self, queue: u64, completion: WorkCompletion) {
+    pub(crate) fn complete(&mut self, queue: u64, mut completion: WorkCompletion) {
         let bug = self.options.planted_bug;
+        if bug != Some(PlantedBug::ForgetContext) || completion.is_success() {
+            let of = self.queue_pairs.get(&completion.qp_num);
+            completion.context = of.map_or(0, |record| record.options.context);
+        }
         let Some(record) = self.completion_queues.get_mut(&queue) else { return };
         if record.overrun {
             return;

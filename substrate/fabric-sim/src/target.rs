@@ -186,9 +186,8 @@ impl State {
                 wr_id: receive.wr_id,
                 status: Status::LengthError,
                 opcode: Opcode::Receive,
-                length: 0,
-                immediate: None,
                 qp_num: qp,
+                ..WorkCompletion::EMPTY
             };
             if let Some(queue) = self.queue_pairs.get(&qp).map(|record| record.receive_queue) {
                 self.complete(queue, completion);
@@ -213,7 +212,9 @@ impl State {
         immediate: Option<u32>,
     ) {
         let status = Status::Success;
-        let completion = WorkCompletion { wr_id, status, opcode, length, immediate, qp_num: qp };
+        let (qp_num, context) = (qp, 0);
+        let completion =
+            WorkCompletion { wr_id, status, opcode, length, immediate, qp_num, context };
         if let Some(queue) = self.queue_pairs.get(&qp).map(|record| record.receive_queue) {
             self.complete(queue, completion);
         }

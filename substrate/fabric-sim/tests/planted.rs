@@ -83,6 +83,7 @@ planted! {
     ];
     lost_additions_are_noticed: TornAtomics, SimOptions::default(), [
         atomics_of_many_connections_lose_nothing,
+        atomics_are_atomic_with_what_the_device_says,
         atomics_and_reads_and_writes_keep_their_order,
     ];
     a_queue_pair_that_outlives_its_error_is_noticed: StayAfterError, SimOptions::default(), [
@@ -93,6 +94,9 @@ planted! {
         an_orderly_disconnect_ends_the_peers_work,
         an_error_flushes_posted_receives_in_order,
         silent_failure_is_not_silent,
+    ];
+    a_forgotten_context_is_noticed: ForgetContext, SimOptions::default(), [
+        every_completion_carries_the_context_of_its_queue_pair,
     ];
     late_inline_data_is_noticed: StaleInline, SimOptions::default(), [
         inline_data_may_change_after_the_post,

@@ -111,6 +111,8 @@ pub(crate) struct DeviceAttr {
 
 /// `IBV_ATOMIC_NONE`.
 pub(crate) const ATOMIC_NONE: c_int = 0;
+/// `IBV_ATOMIC_GLOB`: atomic with the processor's own as well.
+pub(crate) const ATOMIC_GLOB: c_int = 2;
 
 /// `struct ibv_device_attr_ex`. The library fills as much of it as it knows and is told.
 #[repr(C)]

@@ -194,6 +194,8 @@ pub(crate) struct Core {
     pub(crate) shared: Arc<PairShared>,
     /// The device's number.
     pub(crate) hardware_number: u32,
+    /// The application's.
+    pub(crate) context: u64,
     pub(crate) send: RefCell<SendSide>,
     pub(crate) receive: RefCell<ReceiveSide>,
     pub(crate) shared_receives: Option<Rc<SharedCore>>,
@@ -210,8 +212,8 @@ impl Core {
         length: u64,
     ) -> WorkCompletion {
         let length = if status == Status::Success { length } else { 0 };
-        let qp_num = self.shared.number;
-        WorkCompletion { wr_id, status, opcode, length, immediate: None, qp_num }
+        let (qp_num, context) = (self.shared.number, self.context);
+        WorkCompletion { wr_id, status, opcode, length, immediate: None, qp_num, context }
     }
 
     fn fail(&self, cause: Cause) {

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 
 use beeline_fabric::error::{system, within};
 use beeline_fabric::{
-    Access, CompletionQueue, Device, DeviceAttributes, FabricError, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairOptions, SharedReceiveQueue,
+    Access, AtomicScope, CompletionQueue, Device, DeviceAttributes, FabricError, MemoryRegion,
+    ProtectionDomain, QueuePair, QueuePairOptions, SharedReceiveQueue,
 };
 use beeline_os::SharedMemory;
 use beeline_os::memory::MemoryObject;
@@ -293,6 +293,11 @@ impl VerbsDevice {
             max_queue_depth: handle.max_queue_depth,
             max_completion_queue_depth: handle.max_completion_queue_depth,
             one_sided: true,
+            atomics: if limits.atomic_cap == abi::ATOMIC_GLOB {
+                AtomicScope::Processor
+            } else {
+                AtomicScope::Device
+            },
             persistent_flush: match (vouched, native) {
                 (true, _) => FLUSH_BY_READ_VOUCHED,
                 (false, true) => FLUSH_BY_READ_THOUGH_NATIVE,

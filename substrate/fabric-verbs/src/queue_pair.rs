@@ -160,6 +160,7 @@ impl VerbsQueuePair {
         let core = Rc::new(Core {
             shared,
             hardware_number,
+            context: options.context,
             send: RefCell::new(crate::core::SendSide::new(
                 options.send_depth,
                 device.max_gather as usize,

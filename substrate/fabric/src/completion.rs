@@ -62,6 +62,9 @@ pub struct WorkCompletion {
     pub immediate: Option<u32>,
     /// Local number of the queue pair.
     pub qp_num: u32,
+    /// What its owner gave the queue pair to be known by
+    /// ([`crate::QueuePairOptions::context`]).
+    pub context: u64,
 }
 
 impl WorkCompletion {
@@ -73,6 +76,7 @@ impl WorkCompletion {
         length: 0,
         immediate: None,
         qp_num: 0,
+        context: 0,
     };
 
     /// True for [`Status::Success`].

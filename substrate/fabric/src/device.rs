@@ -19,6 +19,16 @@ use crate::hold::Hold;
 use crate::region::{Access, MemoryRegion, RemoteAddress};
 use crate::work::{ReceiveRequest, WorkRequest};
 
+/// With what a device's compare-and-swap and fetch-and-add on its own memory are atomic. A device
+/// that has none is no device of fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AtomicScope {
+    /// With each other.
+    Device,
+    /// Also with atomics of this machine's processors on the same memory.
+    Processor,
+}
+
 /// Limits and traits of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
@@ -38,6 +48,10 @@ pub struct DeviceAttributes {
     pub max_completion_queue_depth: u32,
     /// True when remote operations run without any code at the target.
     pub one_sided: bool,
+    /// With what atomics on memory registered here are atomic. Where the memory's owner changes the
+    /// same words by instructions of its own, or registers them with several devices, it has to be
+    /// [`AtomicScope::Processor`].
+    pub atomics: AtomicScope,
     /// How a persistent flush is done, in words, for `doctor`.
     pub persistent_flush: &'static str,
 }
@@ -85,6 +99,9 @@ pub struct QueuePairOptions {
     /// How long a silent peer may hold up an outstanding request before it fails with
     /// [`crate::Status::TransportError`], on providers where the peer must answer. Default 10 s.
     pub transport_timeout: Duration,
+    /// The caller's own, in every completion of the queue pair ([`WorkCompletion::context`]): where
+    /// its state is, for callers with many. Default 0.
+    pub context: u64,
 }
 
 impl Default for QueuePairOptions {
@@ -94,6 +111,7 @@ impl Default for QueuePairOptions {
             receive_depth: 128,
             receiver_not_ready_timeout: Duration::from_secs(1),
             transport_timeout: Duration::from_secs(10),
+            context: 0,
         }
     }
 }

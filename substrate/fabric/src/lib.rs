@@ -12,7 +12,7 @@
 //! Invariants every provider keeps (`fabric-conformance` is their executable form):
 //! - requests on one queue pair start and complete in post order; a write is placed before the
 //!   completion or immediate that follows it;
-//! - atomics act on 8-byte aligned words, atomically with every other fabric operation on them;
+//! - atomics act on 8-byte aligned words, atomically with what the device says ([`AtomicScope`]);
 //! - every remote access is checked against key, range and rights; a bad one ends in an error
 //!   completion, moves both ends to the error state and harms nothing else;
 //! - a broken peer surfaces as error completions within a bounded time; outstanding work is
@@ -35,8 +35,8 @@ pub mod work;
 
 pub use completion::{Opcode, Status, WorkCompletion};
 pub use device::{
-    CompletionQueue, ConnectInfo, Device, DeviceAttributes, ProtectionDomain, QueuePair,
-    QueuePairOptions, QueuePairState, Role, SharedReceiveQueue,
+    AtomicScope, CompletionQueue, ConnectInfo, Device, DeviceAttributes, ProtectionDomain,
+    QueuePair, QueuePairOptions, QueuePairState, Role, SharedReceiveQueue,
 };
 pub use error::{FabricError, PostError};
 pub use hold::{Held, Hold};

@@ -10,7 +10,6 @@ use beeline_fabric::{
 };
 use beeline_os::memory::copy_in;
 
-use super::ChannelId;
 use crate::message::{Immediate, LONGEST_BODY, Message, MessageType, Part, SLOT_BYTES};
 use crate::numbers::ByNumber;
 use crate::planted::{Planted, planted};
@@ -78,7 +77,6 @@ pub(super) struct Assembly {
 
 #[derive(Debug)]
 pub(super) struct Channel {
-    pub(super) id: ChannelId,
     pub(super) qp: Box<dyn QueuePair>,
     /// The ring, and the granted area behind it.
     pub(super) region: MemoryRegion,

@@ -27,10 +27,10 @@ const KEPT_BODY: usize = 1 << 20;
 
 impl ChannelServer {
     pub(super) fn handle(&mut self, completion: &WorkCompletion, handler: &mut dyn Handler) {
-        let number = completion.qp_num;
-        let Some(channel) = self.channels.get_mut(&number) else { return };
+        let id = completion.context;
+        let Some(channel) = self.channels.get_mut(&id) else { return };
         if !completion.is_success() {
-            self.end(number, handler);
+            self.end(id, handler);
             return;
         }
         channel.connected_by_ns = None;
@@ -54,40 +54,40 @@ impl ChannelServer {
         };
         if outcome.is_err() {
             self.counters.protocol_errors += 1;
-            self.end(number, handler);
+            self.end(id, handler);
             return;
         }
-        self.advance(number, handler);
-        let parked = self.channels.get(&number).is_some_and(|channel| !channel.parked.is_empty());
+        self.advance(id, handler);
+        let parked = self.channels.get(&id).is_some_and(|channel| !channel.parked.is_empty());
         self.counters.parked += u64::from(parked && completion.immediate.is_some());
     }
 
     /// Takes the messages that wait, as far as there is room, and posts what there is to send.
-    pub(super) fn advance(&mut self, number: u32, handler: &mut dyn Handler) {
+    pub(super) fn advance(&mut self, id: ChannelId, handler: &mut dyn Handler) {
         loop {
-            let Some(channel) = self.channels.get(&number) else { return };
+            let Some(channel) = self.channels.get(&id) else { return };
             let before = channel.parked.len();
             for _ in 0..before {
-                match self.take_next(number, handler) {
+                match self.take_next(id, handler) {
                     Ok(true) => {}
                     Ok(false) => break,
                     Err(Broken) => {
                         self.counters.protocol_errors += 1;
-                        self.end(number, handler);
+                        self.end(id, handler);
                         return;
                     }
                 }
             }
-            let Some(channel) = self.channels.get_mut(&number) else { return };
+            let Some(channel) = self.channels.get_mut(&id) else { return };
             if !channel.pump(&self.pool) {
-                self.end(number, handler);
+                self.end(id, handler);
                 return;
             }
             self.waiting |= !channel.outgoing.is_empty() || !channel.parked.is_empty();
             if before > 0 {
                 handler.answered();
             }
-            let Some(channel) = self.channels.get(&number) else { return };
+            let Some(channel) = self.channels.get(&id) else { return };
             if channel.parked.is_empty() || channel.parked.len() == before {
                 return;
             }
@@ -95,8 +95,8 @@ impl ChannelServer {
     }
 
     /// Takes the next message out of its slot. False: there is none, or no room for it.
-    fn take_next(&mut self, number: u32, handler: &mut dyn Handler) -> Result<bool, Broken> {
-        let Some(channel) = self.channels.get_mut(&number) else { return Ok(false) };
+    fn take_next(&mut self, id: ChannelId, handler: &mut dyn Handler) -> Result<bool, Broken> {
+        let Some(channel) = self.channels.get_mut(&id) else { return Ok(false) };
         let Some(&length) = channel.parked.front() else { return Ok(false) };
         if channel.executing.len() + channel.outgoing.len() >= self.options.most_open
             || channel.unsent() >= self.options.most_unsent
@@ -107,10 +107,10 @@ impl ChannelServer {
         let place = (channel.taken % u64::from(channel.slots)) as usize * SLOT_BYTES;
         let mut slot = std::mem::take(&mut self.slot);
         copy_slot(channel.region.memory().as_ref(), place, &mut slot[..length]);
-        let taken = self.take(number, &slot[..length], handler);
+        let taken = self.take(id, &slot[..length], handler);
         self.slot = slot;
         if matches!(taken, Ok(true))
-            && let Some(channel) = self.channels.get_mut(&number)
+            && let Some(channel) = self.channels.get_mut(&id)
         {
             channel.parked.pop_front();
             channel.taken += 1;
@@ -121,7 +121,7 @@ impl ChannelServer {
     /// Does what a message asks for. False: there is no room for its body, and nothing was done.
     fn take(
         &mut self,
-        number: u32,
+        id: ChannelId,
         bytes: &[u8],
         handler: &mut dyn Handler,
     ) -> Result<bool, Broken> {
@@ -131,7 +131,7 @@ impl ChannelServer {
             MessageType::Continue => self.hold_until(),
             _ => 0,
         };
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
+        let channel = self.channels.get_mut(&id).ok_or(Broken)?;
         if message.kind == MessageType::GrantRequest {
             let (address, bytes) = channel.area();
             let grant = Message {
@@ -175,25 +175,25 @@ impl ChannelServer {
                 None
             }
             DataType::Granted | DataType::GrantedPart => {
-                match self.assemble(number, &message, handler)? {
+                match self.assemble(id, &message, handler)? {
                     Assembled::NoRoom => return Ok(false),
                     Assembled::InPart => return Ok(true),
                     Assembled::Whole(body) => Some(body),
                 }
             }
         };
-        self.execute(number, message, whole, to, handler).map(|()| true)
+        self.execute(id, message, whole, to, handler).map(|()| true)
     }
 
     /// Takes a body, or a part of one, out of the granted area.
     fn assemble(
         &mut self,
-        number: u32,
+        id: ChannelId,
         message: &Message<'_>,
         handler: &mut dyn Handler,
     ) -> Result<Assembled, Broken> {
         let now_ns = self.clock.monotonic_ns();
-        let channel = self.channels.get(&number).ok_or(Broken)?;
+        let channel = self.channels.get(&id).ok_or(Broken)?;
         let (offset, length) = read_granted(message.body).ok_or(Broken)?;
         let (area, bytes) = channel.area();
         let inside = offset.checked_add(length).is_some_and(|end| end <= bytes);
@@ -203,10 +203,10 @@ impl ChannelServer {
             return Err(Broken);
         }
         let length = length as usize;
-        if !self.has_room_for_body(number, have, length, handler) {
+        if !self.has_room_for_body(id, have, length, handler) {
             return Ok(Assembled::NoRoom);
         }
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
+        let channel = self.channels.get_mut(&id).ok_or(Broken)?;
         let mut body = match channel.assembly.take() {
             Some(assembly) => assembly.bytes,
             None => {
@@ -232,7 +232,7 @@ impl ChannelServer {
     /// incomplete body of another channel gives way, unless this one is longer.
     fn has_room_for_body(
         &mut self,
-        number: u32,
+        id: ChannelId,
         have: usize,
         more: usize,
         handler: &mut dyn Handler,
@@ -242,7 +242,7 @@ impl ChannelServer {
             let longest = self
                 .channels
                 .iter()
-                .filter(|(other, channel)| **other != number && channel.assembled() > have + more)
+                .filter(|(other, channel)| **other != id && channel.assembled() > have + more)
                 .max_by_key(|(_, channel)| channel.assembled())
                 .map(|(other, _)| *other);
             let Some(longest) = longest else { return false };
@@ -254,20 +254,20 @@ impl ChannelServer {
 
     fn execute(
         &mut self,
-        number: u32,
+        id: ChannelId,
         message: Message<'_>,
         whole: Option<Vec<u8>>,
         to: Destination,
         handler: &mut dyn Handler,
     ) -> Result<(), Broken> {
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
+        let channel = self.channels.get_mut(&id).ok_or(Broken)?;
         let index = message.index;
         let body = whole.as_deref().unwrap_or(message.body);
         let bytes = body.len();
         self.counters.body_copies += u64::from(!message.body.is_empty());
         self.counters.requests += 1;
         self.counters.request_bytes += bytes as u64;
-        let request = Incoming { channel: channel.id, message, body, capacity: to.capacity };
+        let request = Incoming { channel: id, message, body, capacity: to.capacity };
         let mut reply = ReplyBuffer::new(&self.pool);
         let answer = handler.execute(&request, &mut reply);
         if let Some(kept) = whole
@@ -276,7 +276,7 @@ impl ChannelServer {
             self.body = kept;
         }
         match answer {
-            Answer::Reply => self.reply(number, index, to, reply, handler),
+            Answer::Reply => self.reply(id, index, to, reply, handler),
             Answer::Later | Answer::Kept => {
                 let kept = matches!(answer, Answer::Kept).then(|| {
                     reply.belong_to(&channel.replies);
@@ -301,7 +301,7 @@ impl ChannelServer {
 
     fn reply(
         &mut self,
-        number: u32,
+        id: ChannelId,
         index: u32,
         to: Destination,
         mut reply: ReplyBuffer,
@@ -310,7 +310,7 @@ impl ChannelServer {
         let length = reply.len();
         // Only what does not fit is held.
         let until_ns = if length > to.capacity { self.hold_until() } else { 0 };
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
+        let channel = self.channels.get_mut(&id).ok_or(Broken)?;
         self.counters.reply_bytes += length as u64;
         let total = u32::try_from(length).map_err(|_| Broken)?;
         if !reply.is_counted() {
@@ -319,20 +319,20 @@ impl ChannelServer {
         let now = length.min(to.capacity);
         let checksum = channel.checksum.then(|| reply.checksum(0, now));
         reply.head(Part { total, offset: 0, checksum });
-        if !self.has_room_for_reply(number, handler) {
+        if !self.has_room_for_reply(id, handler) {
             drop(reply);
-            let channel = self.channels.get_mut(&number).ok_or(Broken)?;
+            let channel = self.channels.get_mut(&id).ok_or(Broken)?;
             let text = "too many long replies wait for their clients; take smaller batches";
             return channel.fail(index, NO_MEMORY, text);
         }
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
+        let channel = self.channels.get_mut(&id).ok_or(Broken)?;
         channel.part(index, to, Rc::new(reply), 0, until_ns);
         Ok(())
     }
 
     /// Whether the replies there are fit. Where they do not, the channel that keeps most loses what its
     /// client did not ask for, and then ends, unless it is the asking one.
-    fn has_room_for_reply(&mut self, asking: u32, handler: &mut dyn Handler) -> bool {
+    fn has_room_for_reply(&mut self, asking: ChannelId, handler: &mut dyn Handler) -> bool {
         while self.pool.replies() > self.options.most_held {
             let most = self.channels.iter_mut().max_by_key(|(_, channel)| channel.replies.get());
             let Some((&most, channel)) = most else { return false };
@@ -352,11 +352,10 @@ impl ChannelServer {
     }
 
     /// What became of a request that was kept.
-    fn executed(&mut self, channel: ChannelId, index: u32) -> Option<(u32, Executing)> {
-        let number = *self.numbers.get(&channel)?;
-        let executing = self.channels.get_mut(&number)?.executing.remove(&index)?;
+    fn executed(&mut self, channel: ChannelId, index: u32) -> Option<Executing> {
+        let executing = self.channels.get_mut(&channel)?.executing.remove(&index)?;
         self.bodies -= executing.body;
-        Some((number, executing))
+        Some(executing)
     }
 
     /// Answers a request that was kept; nothing happens where its channel is gone.
@@ -367,12 +366,12 @@ impl ChannelServer {
         bytes: &[u8],
         handler: &mut dyn Handler,
     ) {
-        let Some((number, executing)) = self.executed(channel, index) else { return };
+        let Some(executing) = self.executed(channel, index) else { return };
         let to = executing.to;
         drop(executing);
         let mut reply = ReplyBuffer::new(&self.pool);
         reply.extend_from_slice(bytes);
-        self.send_reply(number, index, to, reply, handler);
+        self.send_reply(channel, index, to, reply, handler);
     }
 
     /// Keeps the reply to a request that was kept, until [`ChannelServer::release`] sends it or
@@ -384,30 +383,29 @@ impl ChannelServer {
         bytes: &[u8],
         handler: &mut dyn Handler,
     ) {
-        let Some(&number) = self.numbers.get(&channel) else { return };
-        let Some(known) = self.channels.get_mut(&number) else { return };
+        let Some(known) = self.channels.get_mut(&channel) else { return };
         let Some(executing) = known.executing.get_mut(&index) else { return };
         let mut reply = ReplyBuffer::new(&self.pool);
         reply.extend_from_slice(bytes);
         reply.belong_to(&known.replies);
         executing.kept = Some(reply);
-        if !self.has_room_for_reply(number, handler)
-            && let Some((_, executing)) = self.executed(channel, index)
+        if !self.has_room_for_reply(channel, handler)
+            && let Some(executing) = self.executed(channel, index)
         {
             drop(executing);
-            let refused = self.channels.get_mut(&number).map(|known| {
+            let refused = self.channels.get_mut(&channel).map(|known| {
                 known.fail(index, NO_MEMORY, "too many long replies wait; take smaller batches")
             });
             debug_assert!(!matches!(refused, Some(Err(_))), "a short message can be written");
-            self.advance(number, handler);
+            self.advance(channel, handler);
         }
     }
 
     /// Sends the reply that a request has kept.
     pub fn release(&mut self, channel: ChannelId, index: u32, handler: &mut dyn Handler) {
-        let Some((number, executing)) = self.executed(channel, index) else { return };
+        let Some(executing) = self.executed(channel, index) else { return };
         let reply = executing.kept.unwrap_or_else(|| ReplyBuffer::new(&self.pool));
-        self.send_reply(number, index, executing.to, reply, handler);
+        self.send_reply(channel, index, executing.to, reply, handler);
     }
 
     /// Answers an [`MessageType::OptimeRequest`] that was kept.
@@ -418,26 +416,28 @@ impl ChannelServer {
         to: u64,
         handler: &mut dyn Handler,
     ) {
-        let Some((number, _)) = self.executed(channel, index) else { return };
-        let Some(known) = self.channels.get_mut(&number) else { return };
+        if self.executed(channel, index).is_none() {
+            return;
+        }
+        let Some(known) = self.channels.get_mut(&channel) else { return };
         match known.send(&Message { to, ..Message::new(MessageType::OptimeResponse, index) }) {
-            Ok(()) => self.advance(number, handler),
-            Err(Broken) => self.end(number, handler),
+            Ok(()) => self.advance(channel, handler),
+            Err(Broken) => self.end(channel, handler),
         }
         self.pump_waiting(handler);
     }
 
     fn send_reply(
         &mut self,
-        number: u32,
+        id: ChannelId,
         index: u32,
         to: Destination,
         reply: ReplyBuffer,
         handler: &mut dyn Handler,
     ) {
-        match self.reply(number, index, to, reply, handler) {
-            Ok(()) => self.advance(number, handler),
-            Err(Broken) => self.end(number, handler),
+        match self.reply(id, index, to, reply, handler) {
+            Ok(()) => self.advance(id, handler),
+            Err(Broken) => self.end(id, handler),
         }
         self.pump_waiting(handler);
     }
@@ -445,8 +445,7 @@ impl ChannelServer {
     /// Bytes of a channel's replies that wait to be written.
     #[must_use]
     pub fn unsent(&self, channel: ChannelId) -> usize {
-        let known = self.numbers.get(&channel).and_then(|number| self.channels.get(number));
-        known.map_or(0, super::channel::Channel::unsent)
+        self.channels.get(&channel).map_or(0, super::channel::Channel::unsent)
     }
 }
 

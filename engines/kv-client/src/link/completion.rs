@@ -11,7 +11,7 @@ use beeline_kv::wire::{
 use beeline_os::memory::copy_out;
 use beeline_os::prefetch;
 
-use super::{Grant, Held, Link, RECEIVE_BYTES, RESULT_ACCESS, RETRIES, WrId};
+use super::{Grant, Held, Link, RECEIVE_BYTES, RESULT_ACCESS, RETRIES};
 use crate::client::{Answer, Core, Deliver, Token};
 use crate::error::ClientError;
 use crate::slot::{Slot, Work};
@@ -21,17 +21,17 @@ impl Link {
     pub fn replied(
         &mut self,
         core: &mut Core,
-        id: WrId,
+        receive: u16,
         completion: &WorkCompletion,
         deliver: &mut Deliver<'_>,
     ) -> usize {
-        self.consumed.push(id.index);
+        self.consumed.push(receive);
         let mut bytes = [0; LONG_REPLY_BYTES];
         let length = completion.length as usize;
         if length > bytes.len() {
             return self.fail_protocol("an over-long reply", deliver);
         }
-        let offset = usize::from(id.index) * RECEIVE_BYTES as usize;
+        let offset = usize::from(receive) * RECEIVE_BYTES as usize;
         copy_out(self.receives.memory().as_ref(), offset, &mut bytes[..length]);
         core.counters.receives += 1;
         core.counters.bytes_in += length as u64;
@@ -231,11 +231,11 @@ impl Link {
     pub fn placed(
         &mut self,
         core: &mut Core,
-        id: WrId,
+        receive: u16,
         completion: &WorkCompletion,
         deliver: &mut Deliver<'_>,
     ) -> usize {
-        self.consumed.push(id.index);
+        self.consumed.push(receive);
         core.counters.placements += 1;
         core.counters.bytes_in += completion.length;
         let Some(index) = self.order.pop_front() else {
@@ -250,13 +250,13 @@ impl Link {
     }
 
     /// A located entry was read.
-    pub fn read(&mut self, core: &mut Core, id: WrId, deliver: &mut Deliver<'_>) -> usize {
+    pub fn read(&mut self, core: &mut Core, index: u16, deliver: &mut Deliver<'_>) -> usize {
         self.reading = self.reading.saturating_sub(1);
         self.released = self.released.wrapping_add(1);
-        let work = self.slots.get(usize::from(id.index)).map(|slot| slot.work);
+        let work = self.slots.get(usize::from(index)).map(|slot| slot.work);
         let Some(Work::ReadAt(_, length)) = work else { return 0 };
         core.counters.bytes_in += u64::from(length);
-        self.result(core, id.index, length, deliver)
+        self.result(core, index, length, deliver)
     }
 
     /// Copies the result out of shared memory, checks the copy, delivers it.

@@ -7,7 +7,7 @@ use beeline_fabric::{
 use beeline_kv::entry::{self, slot_bytes_for};
 use beeline_kv::wire::{Announcement, Place, Request, RequestKind};
 
-use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH, WrId};
+use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH};
 use crate::client::{Core, Token};
 use crate::slot::Work;
 
@@ -33,10 +33,6 @@ impl Link {
         self.undated += 1;
         core.counters.round_trips += 1;
         Ok(())
-    }
-
-    pub(super) fn wr_id(&self, index: u16) -> u64 {
-        WrId { generation: self.generation, shard: self.shard, index }.encode()
     }
 
     /// Every so often a request must be signalled, so that its predecessors' queue entries are
@@ -153,7 +149,7 @@ impl Link {
         place: Place,
         immediate: u32,
     ) -> Result<(), Held> {
-        let wr_id = self.wr_id(index);
+        let wr_id = u64::from(index);
         let signalled = self.is_signalled();
         let slot = &self.slots[usize::from(index)];
         let length = u64::from(slot.staging.bytes);
@@ -177,7 +173,7 @@ impl Link {
             };
             return self.post_write(core, index, place, u32::from(index));
         }
-        let wr_id = self.wr_id(index);
+        let wr_id = u64::from(index);
         let signalled = self.is_signalled();
         let slot = &self.slots[usize::from(index)];
         let bare;
@@ -214,7 +210,7 @@ impl Link {
         place: Place,
         length: u32,
     ) -> Result<(), Held> {
-        let wr_id = self.wr_id(index);
+        let wr_id = u64::from(index);
         let slot = &self.slots[usize::from(index)];
         let local = ScatterGatherEntry {
             region: &slot.result.region,
@@ -250,7 +246,6 @@ impl Link {
         while !self.consumed.is_empty() {
             let count = self.consumed.len().min(RECEIVES_BATCH);
             let start = self.consumed.len() - count;
-            let base = self.wr_id(0);
             let requests: [ReceiveRequest<'_>; RECEIVES_BATCH] = std::array::from_fn(|i| {
                 let index = self.consumed[start + i.min(count - 1)];
                 let buffer = ScatterGatherEntry {
@@ -258,7 +253,7 @@ impl Link {
                     offset: u64::from(index) * u64::from(RECEIVE_BYTES),
                     length: u64::from(RECEIVE_BYTES),
                 };
-                ReceiveRequest { wr_id: base | u64::from(index), buffer: Some(buffer) }
+                ReceiveRequest { wr_id: u64::from(index), buffer: Some(buffer) }
             });
             self.qp.post_receive(&requests[..count])?;
             self.consumed.truncate(start);

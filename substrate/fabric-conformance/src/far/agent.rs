@@ -15,9 +15,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use beeline_fabric::{
-    Access, CompletionQueue, ConnectInfo, Device, FabricError, LocalData, MemoryRegion, Operation,
-    PostError, ProtectionDomain, QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, Role,
-    ScatterGatherEntry, SharedReceiveQueue, WorkCompletion, WorkRequest,
+    Access, AtomicScope, CompletionQueue, ConnectInfo, Device, FabricError, LocalData,
+    MemoryRegion, Operation, PostError, ProtectionDomain, QueuePair, ReceiveRequest, RemoteAddress,
+    RemoteKey, Role, ScatterGatherEntry, SharedReceiveQueue, WorkCompletion, WorkRequest,
 };
 use beeline_os::memory::{MemoryObject, Persistence, copy_in, copy_out};
 
@@ -202,6 +202,7 @@ impl Own<'_> {
                         found.max_completion_queue_depth,
                     ],
                     one_sided: found.one_sided,
+                    with_processor: found.atomics == AtomicScope::Processor,
                     persistent_flush: found.persistent_flush.to_owned(),
                 };
                 Answer::Device { number: common.put(&common.devices, device), attributes }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_fabric::{
-    Access, CompletionQueue, ConnectInfo, Device, DeviceAttributes, FabricError, FlushKind,
-    LocalData, LocalKey, MemoryRegion, Operation, PostError, ProtectionDomain, QueuePair,
-    QueuePairOptions, QueuePairState, ReceiveRequest, RegionControl, RemoteAddress, RemoteKey,
-    Role, ScatterGatherEntry, SharedReceiveQueue, WorkCompletion, WorkRequest,
+    Access, AtomicScope, CompletionQueue, ConnectInfo, Device, DeviceAttributes, FabricError,
+    FlushKind, LocalData, LocalKey, MemoryRegion, Operation, PostError, ProtectionDomain,
+    QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RegionControl, RemoteAddress,
+    RemoteKey, Role, ScatterGatherEntry, SharedReceiveQueue, WorkCompletion, WorkRequest,
 };
 use beeline_os::SharedMemory;
 use beeline_os::memory::{MemoryObject, Persistence};
@@ -64,6 +64,11 @@ impl FarDevice {
             max_queue_depth: queue,
             max_completion_queue_depth: completion,
             one_sided: found.one_sided,
+            atomics: if found.with_processor {
+                AtomicScope::Processor
+            } else {
+                AtomicScope::Device
+            },
             persistent_flush: lasting(found.persistent_flush),
         };
         Ok(Arc::new(Self { number, attributes }))

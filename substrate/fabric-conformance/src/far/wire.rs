@@ -71,21 +71,24 @@ pub(super) enum Kind {
     Pair,
 }
 
-/// Depths, and time-outs in microseconds.
-pub(super) type Shape = (u32, u32, u64, u64);
+/// Depths, time-outs in microseconds, and the context.
+pub(super) type Shape = (u32, u32, u64, u64, u64);
 
 pub(super) fn shape(options: QueuePairOptions) -> Shape {
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let (rnr, transport) = (options.receiver_not_ready_timeout, options.transport_timeout);
-    (options.send_depth, options.receive_depth, us(rnr), us(transport))
+    (options.send_depth, options.receive_depth, us(rnr), us(transport), options.context)
 }
 
-pub(super) fn options((send_depth, receive_depth, rnr, transport): Shape) -> QueuePairOptions {
+pub(super) fn options(
+    (send_depth, receive_depth, rnr, transport, context): Shape,
+) -> QueuePairOptions {
     QueuePairOptions {
         send_depth,
         receive_depth,
         receiver_not_ready_timeout: Duration::from_micros(rnr),
         transport_timeout: Duration::from_micros(transport),
+        context,
     }
 }
 
@@ -228,6 +231,8 @@ pub(super) struct Attributes {
     pub(super) sizes: [u64; 2],
     pub(super) counts: [u32; 4],
     pub(super) one_sided: bool,
+    /// They are atomic with the processor's own.
+    pub(super) with_processor: bool,
     pub(super) persistent_flush: String,
 }
 
@@ -349,8 +354,8 @@ impl From<PostRefusal> for PostError {
     }
 }
 
-/// A completion: request, status, opcode, length, immediate, queue pair.
-pub(super) type Completion = (u64, u8, u8, u64, Option<u32>, u32);
+/// A completion: request, status, opcode, length, immediate, queue pair, its context.
+pub(super) type Completion = (u64, u8, u8, u64, Option<u32>, u32, u64);
 
 const STATUSES: [Status; 8] = [
     Status::Success,
@@ -377,17 +382,17 @@ const OPCODES: [Opcode; 9] = [
 
 fn place<T: PartialEq>(list: &[T], wanted: &T) -> u8 {
     let place = list.iter().position(|known| known == wanted);
-    assert!(place.is_some(), "every status and opcode is in its list");
+    assert!(place.is_some(), "every value is in its list");
     place.and_then(|place| u8::try_from(place).ok()).unwrap_or(0)
 }
 
 pub(super) fn completion_code(done: &WorkCompletion) -> Completion {
     let (status, opcode) = (place(&STATUSES, &done.status), place(&OPCODES, &done.opcode));
-    (done.wr_id, status, opcode, done.length, done.immediate, done.qp_num)
+    (done.wr_id, status, opcode, done.length, done.immediate, done.qp_num, done.context)
 }
 
 pub(super) fn completion_of(
-    (wr_id, status, opcode, length, immediate, qp_num): Completion,
+    (wr_id, status, opcode, length, immediate, qp_num, context): Completion,
 ) -> WorkCompletion {
     let (status, opcode) = (usize::from(status), usize::from(opcode));
     WorkCompletion {
@@ -397,6 +402,7 @@ pub(super) fn completion_of(
         length,
         immediate,
         qp_num,
+        context,
     }
 }
 

@@ -1,9 +1,10 @@
 //! Compare-and-swap and fetch-and-add.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use beeline_fabric::{ConnectInfo, Operation, RemoteAddress, Role, Status, WorkRequest};
-use beeline_os::memory::load_u64;
+use beeline_fabric::{AtomicScope, ConnectInfo, Operation, RemoteAddress, Role, Status, WorkRequest};
+use beeline_os::memory::{atomic_u64, load_u64};
 
 use crate::context::{ALL, BOUND, Context, Endpoint, EndpointOptions, part};
 use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
@@ -168,5 +169,46 @@ pub(crate) fn atomics_and_reads_and_writes_keep_their_order(context: &Context<'_
         ensure_eq!(old_value(&local, 0), round * 1000, "the add saw the write");
         ensure_eq!(old_value(&local, 8), round * 1000 + 1, "the read saw the add");
     }
+    Ok(())
+}
+
+/// The target's processor adds to the word that a peer adds to. The initiator is the node that may be
+/// in another host: the processor whose instructions count is the one here.
+pub(crate) fn atomics_are_atomic_with_what_the_device_says(context: &Context<'_>) -> ItemResult {
+    let mut pair = context.pair()?;
+    let target = pair.near.region(64, ALL)?;
+    let local = pair.far.region(64, ALL)?;
+    let (word, remote) = (part(&local, 0, 8), target.remote_address(24));
+    let with_processor = match pair.near.device.attributes().atomics {
+        AtomicScope::Processor => true,
+        // What is left of the promise is what the other items of this group look at.
+        AtomicScope::Device => false,
+    };
+    let rounds = if Context::deep() { 50_000 } else { 2_000 };
+    let (begun, done) = (AtomicBool::new(!with_processor), AtomicBool::new(false));
+    let (ours, outcome) = std::thread::scope(|scope| {
+        let adding = scope.spawn(|| {
+            let mut added = 0_u64;
+            // Relaxed, all: the scope's end orders what is read afterwards.
+            while with_processor && !done.load(Ordering::Relaxed) {
+                atomic_u64(target.memory().as_ref(), 24).fetch_add(1, Ordering::Relaxed);
+                added += 1;
+                begun.store(true, Ordering::Relaxed);
+            }
+            added
+        });
+        while !begun.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
+        let outcome = (0..rounds).try_for_each(|_| {
+            let add = Operation::FetchAndAdd { local: word, remote, addend: 1 };
+            context.perform(&mut pair.b, add, &[&pair.a.queue]).map(drop)
+        });
+        done.store(true, Ordering::Relaxed);
+        (adding.join(), outcome)
+    });
+    outcome?;
+    let ours = ours.map_err(|_| Stop::failed("the thread that adds panicked"))?;
+    ensure_eq!(old_value(&target, 24), ours + rounds, "the sum");
     Ok(())
 }

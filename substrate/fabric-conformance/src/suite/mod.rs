@@ -77,6 +77,10 @@ macro_rules! conformance_items {
                 results_and_messages_that_arrive_during_a_revocation_are_there,
                 atomics_of_others_during_a_revocation_are_all_counted,
             }
+            completions {
+                every_completion_carries_the_context_of_its_queue_pair,
+                a_shared_receive_carries_the_context_of_the_queue_pair_that_took_it,
+            }
             receive {
                 a_send_without_a_receive_fails_within_the_bound,
                 an_immediate_without_a_receive_fails_within_the_bound,
@@ -97,6 +101,7 @@ macro_rules! conformance_items {
                 atomics_of_many_connections_lose_nothing,
                 atomics_under_contention_of_threads_are_exact,
                 atomics_and_reads_and_writes_keep_their_order,
+                atomics_are_atomic_with_what_the_device_says,
             }
             flush {
                 a_visible_flush_completes_after_placement,

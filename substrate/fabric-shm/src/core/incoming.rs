@@ -112,6 +112,7 @@ fn take_in(
                 length,
                 immediate: Some(immediate),
                 qp_num: core.link.qp_num,
+                context: core.options.context,
             };
             receives.pop();
             connection.consume(0);
@@ -136,6 +137,7 @@ fn take_in(
                 length: length as u64,
                 immediate: None,
                 qp_num: core.link.qp_num,
+                context: core.options.context,
             };
             receives.pop();
             connection.consume(0);
