@@ -59,7 +59,8 @@ pub trait Transport: Send + Sync + Debug {
     ) -> Result<(ConnectInfo, Vec<u8>), TransportError>;
 }
 
-/// Finds members that live in one process, by address: for tests, examples and measurements.
+/// Finds members that live in one process, by address: for tests, examples and measurements. Their
+/// devices can be those of `process://`, which need no socket either.
 #[derive(Debug, Default)]
 pub struct InProcess(Mutex<HashMap<String, Handle>>);
 

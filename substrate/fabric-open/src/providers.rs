@@ -16,6 +16,7 @@ use crate::url::split;
 /// Providers this build has, best first, with what each is for.
 pub const PROVIDERS: &[(&str, &str)] = &[
     ("shm", "shared memory, on one host"),
+    ("process", "memory of this process, for services that talk to themselves"),
     ("ntb", "a memory window between hosts; emulated on one host"),
     ("verbs", "RDMA between hosts: InfiniBand, RoCE, soft-RoCE; through rdma-core"),
     ("tcp", "a library thread at the target; works everywhere"),
@@ -25,6 +26,7 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 /// Opens a device:
 ///
 /// - `shm://`
+/// - `process://`: for peers in this process
 /// - `tcp://` (loopback, any port), `tcp://ADDRESS[:PORT]`, with `?advertise=ADDRESS` when peers
 ///   reach this host by another one
 /// - `verbs://` (the first RDMA device with an active port), `verbs://DEVICE`, with `?port=N`,
@@ -43,7 +45,8 @@ pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
     let (scheme, rest) = split(url).ok_or_else(|| bad("it has no scheme"))?;
     match scheme {
         "shm" if rest.is_empty() => open_shm(),
-        "shm" => Err(bad("shm:// takes nothing")),
+        "process" if rest.is_empty() => Ok(ShmDevice::in_process(ShmConfig::default())?),
+        "shm" | "process" => Err(bad("shm:// and process:// take nothing")),
         "tcp" => Ok(TcpDevice::open(tcp_config(rest).map_err(bad)?)?),
         "verbs" => open_verbs(verbs_config(rest).map_err(bad)?),
         "ntb" => Ok(crate::window::device(ntb_config(rest).map_err(bad)?)?),
@@ -201,6 +204,7 @@ mod tests {
     #[test]
     fn devices_open_by_url() {
         assert_eq!(open("shm://").unwrap().attributes().provider, "shm");
+        assert_eq!(open("process://").unwrap().attributes().provider, "process");
         assert_eq!(open("tcp://").unwrap().attributes().provider, "tcp");
         assert_eq!(open("tcp://127.0.0.1").unwrap().attributes().provider, "tcp");
         assert_eq!(
@@ -211,6 +215,7 @@ mod tests {
         assert_eq!(open("sim://seed=3&node=2").unwrap().attributes().provider, "sim");
         for url in [
             "tcp://host",
+            "process://n1",
             "sim://",
             "sim://seed=x",
             "verbs://rxe0?door=1",

@@ -2,7 +2,7 @@
 //! endian; read as hostile.
 //!
 //! ```text
-//! 0  magic "BSHM"   4  version u16   6  flags u16 (bit 0: asymmetric fences)
+//! 0  magic "BSHM"   4  version u16   6  flags u16 (bit 0: asymmetric fences, bit 1: within a process)
 //! 8  boot id 16     24 network namespace u64      32 socket name 16
 //! 48 qp number u32  52 slots u32  56 lengths u32  60 payload bytes u32
 //! 64 nonce 16       80 reserved, zero
@@ -17,6 +17,7 @@ const MAGIC: [u8; 4] = *b"BSHM";
 const VERSION: u16 = 4;
 const LENGTH: usize = 96;
 const ASYMMETRIC: u16 = 1;
+const IN_PROCESS: u16 = 2;
 
 /// Sixteen unguessable bytes.
 pub(crate) type Nonce = [u8; 16];
@@ -52,6 +53,8 @@ pub(crate) struct PeerInfo {
     pub nonce: Nonce,
     /// The peer arms with `membarrier` and is registered for ours.
     pub asymmetric: bool,
+    /// The peer's device serves its own process only.
+    pub in_process: bool,
 }
 
 impl PeerInfo {
@@ -59,7 +62,9 @@ impl PeerInfo {
         let mut bytes = Vec::with_capacity(LENGTH);
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
-        bytes.extend_from_slice(&u16::from(self.asymmetric).to_le_bytes());
+        let within = if self.in_process { IN_PROCESS } else { 0 };
+        let flags = (u16::from(self.asymmetric) * ASYMMETRIC) | within;
+        bytes.extend_from_slice(&flags.to_le_bytes());
         bytes.extend_from_slice(&self.host.boot_id);
         bytes.extend_from_slice(&self.host.network_namespace.to_le_bytes());
         bytes.extend_from_slice(&self.socket);
@@ -102,6 +107,7 @@ impl PeerInfo {
             geometry,
             nonce: array(bytes, 64),
             asymmetric: u16::from_le_bytes(array(bytes, 6)) & ASYMMETRIC != 0,
+            in_process: u16::from_le_bytes(array(bytes, 6)) & IN_PROCESS != 0,
         })
     }
 }
@@ -142,6 +148,7 @@ mod tests {
             geometry: Geometry { slots: 64, lengths: 128, payload_bytes: 1 << 18 },
             nonce: [3; 16],
             asymmetric: true,
+            in_process: false,
         }
     }
 

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use beeline_os::doorbell::Doorbell;
 use beeline_os::{barrier, prefetch};
 use beeline_ring::slots::{SlotConsumer, SlotProducer};
 
+use crate::link::Bell;
 use crate::object::{ConnectionObject, EndView};
 use crate::request::{Local, copy};
 use crate::{INLINE_MESSAGE_BYTES, MAX_SEND_BYTES};
@@ -119,7 +119,7 @@ pub(crate) struct Connection {
     pub own: EndView,
     pub peer: EndView,
     pub asymmetric: bool,
-    pub doorbell: Doorbell,
+    pub bell: Bell,
     producer: SlotProducer,
     consumer: SlotConsumer,
     payload: PayloadArea,
@@ -143,14 +143,14 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(object: Arc<ConnectionObject>, doorbell: Doorbell, asymmetric: bool) -> Self {
+    pub(crate) fn new(object: Arc<ConnectionObject>, bell: Bell, asymmetric: bool) -> Self {
         let (own, peer) = object.views();
         let outbound = peer.geometry();
         Self {
             own,
             peer,
             asymmetric,
-            doorbell,
+            bell,
             producer: peer.producer(),
             consumer: own.consumer(),
             payload: PayloadArea::new(outbound.payload_bytes, outbound.slots),
@@ -366,7 +366,7 @@ impl Connection {
     fn ring_for_credit(&mut self, armed: u32) {
         if armed != self.rung_credit {
             self.rung_credit = armed;
-            self.doorbell.ring();
+            self.bell.ring();
         }
     }
 
@@ -374,7 +374,7 @@ impl Connection {
     fn ring_for_messages(&mut self, armed: u32) {
         if armed != self.rung_messages {
             self.rung_messages = armed;
-            self.doorbell.ring();
+            self.bell.ring();
         }
     }
 

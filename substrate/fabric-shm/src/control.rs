@@ -35,7 +35,7 @@ use self::message::{MAX_RECORD_BYTES, Message};
 use crate::connect_info::{PeerInfo, socket_name};
 use crate::device::DeviceShared;
 use crate::exposure::{self, Granted};
-use crate::link::{Link, LinkEvent, OpenedKey, lock};
+use crate::link::{Bell, Link, LinkEvent, Opened, OpenedKey, lock};
 use crate::object::{ConnectionObject, End};
 
 const GREETING_BOUND: Duration = Duration::from_secs(10);
@@ -128,6 +128,7 @@ struct Watched {
 #[derive(Debug)]
 pub(crate) struct Control {
     shared: Arc<DeviceShared>,
+    commands: Arc<Commands>,
     poller: Poller,
     listener: ControlListener,
     ends: HashMap<u32, Registered>,
@@ -142,13 +143,14 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(shared: Arc<DeviceShared>) -> std::io::Result<Self> {
+    pub(crate) fn new(shared: Arc<DeviceShared>, commands: Arc<Commands>) -> std::io::Result<Self> {
         let listener = ControlListener::bind(&socket_name(&shared.socket))?;
         let poller = Poller::new(64)?;
         poller.add(&listener, LISTENER, Interest::READ)?;
-        poller.add(&shared.commands.waker, WAKER, Interest::READ)?;
+        poller.add(&commands.waker, WAKER, Interest::READ)?;
         Ok(Self {
             shared,
+            commands,
             poller,
             listener,
             ends: HashMap::new(),
@@ -178,7 +180,7 @@ impl Control {
                 let token = self.poller.readiness(index).token;
                 match token {
                     LISTENER => self.accept(),
-                    WAKER => self.shared.commands.waker.clear(),
+                    WAKER => self.commands.waker.clear(),
                     token if token & 1 == 0 => self.serve(token >> 1),
                     token => self.process_ended(token),
                 }
@@ -205,7 +207,7 @@ impl Control {
 
     /// Does what data threads asked for; true to stop.
     fn obey(&mut self) -> bool {
-        let commands = std::mem::take(&mut *lock(&self.shared.commands.queue));
+        let commands = std::mem::take(&mut *lock(&self.commands.queue));
         for command in commands {
             match command {
                 Command::Add(link) => {
@@ -465,7 +467,8 @@ impl Control {
                     return false;
                 }
                 let (object, asymmetric) = (Arc::clone(object), *asymmetric);
-                end.link.push(LinkEvent::Connected { object, doorbell, asymmetric });
+                let bell = Bell::Doorbell(doorbell);
+                end.link.push(LinkEvent::Connected { object, bell, asymmetric });
                 session.state = State::Open;
                 self.watch(id);
                 true
@@ -497,7 +500,8 @@ impl Control {
                 if persistence != Persistence::File {
                     mapping.forget_descriptor();
                 }
-                let opened = Some(OpenedKey { mapping, offset, length, access, persistence });
+                let memory = Opened::Mapped(mapping);
+                let opened = Some(OpenedKey { memory, offset, length, access, persistence });
                 self.tell(id, LinkEvent::Key { key, epoch, opened })
             }
             (State::Open, Message::Refused { key, epoch }) => {
@@ -540,7 +544,8 @@ impl Control {
         let length = ConnectionObject::length_bytes(peer.geometry, end.link.geometry) as u64;
         let object = map_region(object, length, false, true, false).and_then(|mapping| {
             mapping.forget_descriptor();
-            ConnectionObject::new(mapping, End::Passive, peer.geometry, end.link.geometry).ok()
+            ConnectionObject::new(Arc::new(mapping), End::Passive, peer.geometry, end.link.geometry)
+                .ok()
         });
         let (Some(object), Ok(doorbell)) = (object, Doorbell::from_peer(doorbell)) else {
             self.drop_session(id);
@@ -554,7 +559,8 @@ impl Control {
         session.state = State::Open;
         session.qp_num = Some(qp_num);
         end.session = Some(id);
-        end.link.push(LinkEvent::Connected { object: Arc::new(object), doorbell, asymmetric });
+        let (object, bell) = (Arc::new(object), Bell::Doorbell(doorbell));
+        end.link.push(LinkEvent::Connected { object, bell, asymmetric });
         self.watch(id);
         true
     }
@@ -621,8 +627,9 @@ fn greet(
     let descriptor = create_memfd("beeline-connection", length)?;
     let mapping = Mapping::shared(descriptor.try_clone()?, length, Protection::ReadWrite)?;
     mapping.forget_descriptor();
-    let object = ConnectionObject::new(mapping, End::Active, link.geometry, peer.geometry)
-        .map_err(std::io::Error::other)?;
+    let object =
+        ConnectionObject::new(Arc::new(mapping), End::Active, link.geometry, peer.geometry)
+            .map_err(std::io::Error::other)?;
     let (ours, theirs) = Doorbell::pair()?;
     let hello = Message::Hello {
         target_qp: peer.qp_num,

@@ -6,7 +6,7 @@ mod outgoing;
 mod quick;
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -155,9 +155,9 @@ impl Core {
         for event in self.link.take() {
             let mut inner = self.inner.borrow_mut();
             match event {
-                LinkEvent::Connected { object, doorbell, asymmetric } => {
+                LinkEvent::Connected { object, bell, asymmetric } => {
                     if inner.state == QueuePairState::Init && inner.connecting {
-                        let mut connection = Connection::new(object, doorbell, asymmetric);
+                        let mut connection = Connection::new(object, bell, asymmetric);
                         for (index, receive) in (0..).zip(inner.receives.iter()) {
                             let length = u32::try_from(receive.length).unwrap_or(u32::MAX);
                             connection.own.publish_receive_length(index, length);
@@ -189,15 +189,15 @@ impl Core {
         }
     }
 
-    pub(crate) fn with_doorbell(&self, act: impl FnOnce(BorrowedFd<'_>)) {
+    pub(crate) fn with_doorbell(&self, act: impl FnMut(BorrowedFd<'_>)) {
         if let Some(connection) = &self.inner.borrow().connection {
-            act(connection.doorbell.as_fd());
+            connection.bell.descriptor().into_iter().for_each(act);
         }
     }
 
     pub(crate) fn clear_doorbell(&self) -> Rung {
         let inner = self.inner.borrow();
-        inner.connection.as_ref().map_or(Rung::No, |connection| connection.doorbell.clear())
+        inner.connection.as_ref().map_or(Rung::No, |connection| connection.bell.clear())
     }
 
     /// Asks the peer to ring for what `queue` waits for.
@@ -461,7 +461,7 @@ impl Inner {
             connection.let_go();
         }
         self.remote.forget();
-        core.device.shared.commands.send(Command::Close { qp_num: core.link.qp_num });
+        core.device.shared.ask(Command::Close { qp_num: core.link.qp_num });
         core.heat_both(None);
         core.send_queue.signal_if_armed();
         core.receive_queue.signal_if_armed();

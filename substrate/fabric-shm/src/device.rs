@@ -11,8 +11,9 @@ use std::thread::JoinHandle;
 
 use beeline_fabric::error::{system, within};
 use beeline_fabric::{
-    Access, AtomicScope, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey, MemoryRegion,
-    ProtectionDomain, QueuePair, QueuePairOptions, RegionControl, RemoteKey, SharedReceiveQueue,
+    Access, AtomicScope, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairOptions, RegionControl, RemoteKey,
+    SharedReceiveQueue,
 };
 use beeline_os::write_back::WriteBack;
 use beeline_os::{MemoryObject, SharedMemory, barrier};
@@ -22,11 +23,12 @@ use crate::config::ShmConfig;
 use crate::connect_info::{Host, random};
 use crate::control::{Command, Commands, Control};
 use crate::exposure;
+use crate::in_process::{self, PlainMemory};
 use crate::link::{Link, LinkEvent, lock};
 use crate::object::Geometry;
 use crate::queue_pair::ShmQueuePair;
 use crate::shared_receive_queue::ShmSharedReceiveQueue;
-use crate::{MAX_INLINE_BYTES, MAX_SCATTER_GATHER_ENTRIES, MAX_SEND_BYTES, PROVIDER};
+use crate::{IN_PROCESS, MAX_INLINE_BYTES, MAX_SCATTER_GATHER_ENTRIES, MAX_SEND_BYTES, PROVIDER};
 
 const MAX_QUEUE_DEPTH: u32 = 1 << 15;
 const MAX_COMPLETION_QUEUE_DEPTH: u32 = 1 << 20;
@@ -46,11 +48,56 @@ pub(crate) struct DeviceShared {
     pub host: Host,
     /// Random part of the socket's name.
     pub socket: [u8; 16],
-    pub commands: Commands,
+    ways: Ways,
     regions: Mutex<HashMap<u64, Registered>>,
 }
 
+/// How what needs more than the own thread comes about.
+#[derive(Debug)]
+enum Ways {
+    /// Over sockets, by the control thread.
+    Sockets(Arc<Commands>),
+    /// Within the process.
+    InProcess,
+}
+
 impl DeviceShared {
+    /// Errors: [`FabricError::Limit`], [`FabricError::System`].
+    fn new(config: ShmConfig, ways: Ways) -> Result<Arc<Self>, FabricError> {
+        let shape =
+            Geometry { slots: config.ring_slots, lengths: 0, payload_bytes: config.payload_bytes };
+        if !shape.is_valid() {
+            return Err(FabricError::Limit {
+                what: "ring_slots or payload_bytes",
+                requested: u64::from(config.ring_slots.max(config.payload_bytes)),
+                limit: u64::from(*Geometry::PAYLOAD.end()),
+            });
+        }
+        // Registered before any queue pair relies on it.
+        let asymmetric = barrier::is_asymmetric();
+        let shared = Arc::new(Self {
+            config,
+            host: Host::this().map_err(system("reading the host's identity"))?,
+            socket: random()?,
+            ways,
+            regions: Mutex::new(HashMap::new()),
+        });
+        tracing::debug!(asymmetric, in_process = shared.is_in_process(), "shm device opened");
+        Ok(shared)
+    }
+
+    /// Has something done that is not of the data path.
+    pub(crate) fn ask(self: &Arc<Self>, command: Command) {
+        match &self.ways {
+            Ways::Sockets(commands) => commands.send(command),
+            Ways::InProcess => in_process::obey(self, command),
+        }
+    }
+
+    pub(crate) fn is_in_process(&self) -> bool {
+        matches!(self.ways, Ways::InProcess)
+    }
+
     /// The region behind `key`, for queue pairs of `domain`.
     pub(crate) fn find_region(
         &self,
@@ -119,7 +166,7 @@ impl DeviceHandle {
 
 impl Drop for DeviceHandle {
     fn drop(&mut self) {
-        self.shared.commands.send(Command::Stop);
+        self.shared.ask(Command::Stop);
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }
@@ -141,51 +188,49 @@ impl ShmDevice {
     pub fn open(config: ShmConfig) -> Result<Arc<dyn Device>, FabricError> {
         Ok(Arc::new(Self(DeviceHandle::open(config)?)))
     }
+
+    /// A device whose peers are devices of this process: no thread, no socket, and no descriptor
+    /// but what its completion queues sleep on; memory needs none to be registered. For services
+    /// that talk to themselves.
+    ///
+    /// Errors: as [`ShmDevice::open`].
+    pub fn in_process(config: ShmConfig) -> Result<Arc<dyn Device>, FabricError> {
+        let shared = DeviceShared::new(config, Ways::InProcess)?;
+        Ok(Arc::new(Self(Arc::new(DeviceHandle::new(shared, None)))))
+    }
 }
 
 impl DeviceHandle {
     /// Errors: as [`ShmDevice::open`].
     pub(crate) fn open(config: ShmConfig) -> Result<Arc<Self>, FabricError> {
-        let shape =
-            Geometry { slots: config.ring_slots, lengths: 0, payload_bytes: config.payload_bytes };
-        if !shape.is_valid() {
-            return Err(FabricError::Limit {
-                what: "ring_slots or payload_bytes",
-                requested: u64::from(config.ring_slots.max(config.payload_bytes)),
-                limit: u64::from(*Geometry::PAYLOAD.end()),
-            });
-        }
-        // Registered before any queue pair relies on it.
-        let asymmetric = barrier::is_asymmetric();
-        let shared = Arc::new(DeviceShared {
-            config,
-            host: Host::this().map_err(system("reading the host's identity"))?,
-            socket: random()?,
-            commands: Commands::new().map_err(system("creating an event descriptor"))?,
-            regions: Mutex::new(HashMap::new()),
-        });
-        let control =
-            Control::new(Arc::clone(&shared)).map_err(system("listening on a control socket"))?;
+        let commands = Commands::new().map_err(system("creating an event descriptor"))?;
+        let commands = Arc::new(commands);
+        let shared = DeviceShared::new(config, Ways::Sockets(Arc::clone(&commands)))?;
+        let control = Control::new(Arc::clone(&shared), commands)
+            .map_err(system("listening on a control socket"))?;
         let thread = std::thread::Builder::new()
             .name("shm-control".to_owned())
             .spawn(move || control.run())
             .map_err(system("starting the control thread"))?;
-        tracing::debug!(asymmetric, "shm device opened");
-        Ok(Arc::new(Self {
+        Ok(Arc::new(Self::new(shared, Some(thread))))
+    }
+
+    fn new(shared: Arc<DeviceShared>, thread: Option<JoinHandle<()>>) -> Self {
+        Self {
+            attributes: attributes(shared.is_in_process()),
             shared,
-            attributes: attributes(),
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::new(thread),
             flusher: Mutex::new(None),
             next_qp: AtomicU32::new(1),
             next_domain: AtomicU64::new(1),
             next_local_key: AtomicU32::new(1),
-        }))
+        }
     }
 }
 
-fn attributes() -> DeviceAttributes {
+fn attributes(in_process: bool) -> DeviceAttributes {
     DeviceAttributes {
-        provider: PROVIDER,
+        provider: if in_process { IN_PROCESS } else { PROVIDER },
         max_message_bytes: 1 << 40,
         max_send_bytes: u64::from(MAX_SEND_BYTES),
         max_inline_bytes: MAX_INLINE_BYTES,
@@ -195,6 +240,7 @@ fn attributes() -> DeviceAttributes {
         one_sided: true,
         atomics: AtomicScope::Processor,
         persistent_flush: match WriteBack::detect() {
+            _ if in_process => "the memory's own way, by the initiator; fdatasync for files",
             WriteBack::Clwb => "clwb and sfence by the initiator; fdatasync for files",
             WriteBack::Clflushopt => "clflushopt and sfence by the initiator; fdatasync for files",
             WriteBack::Clflush => "clflush by the initiator; fdatasync for files",
@@ -209,6 +255,10 @@ impl Device for ShmDevice {
     }
 
     fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        if self.0.shared.is_in_process() {
+            let memory = PlainMemory::allocate(length_bytes);
+            return Ok(Arc::new(memory.map_err(system("allocating memory"))?));
+        }
         let memory = SharedMemory::allocate("beeline-memory", length_bytes)
             .map_err(system("allocating shared memory"))?;
         Ok(Arc::new(memory))
@@ -277,7 +327,7 @@ impl ProtectionDomain for ShmProtectionDomain {
         let local_key = LocalKey(self.device.next_local_key.fetch_add(1, Ordering::Relaxed));
         // 64 random bits: unguessable, and a repetition within a device's life is beyond chance.
         let remote_key = RemoteKey(u64::from_le_bytes(random()?));
-        exposure::registered(&memory, access)?;
+        exposure::registered(&memory, access, self.device.shared.is_in_process())?;
         let entry =
             Registered { domain: self.id, memory: Arc::clone(&memory), access, revoked: false };
         lock(&self.device.shared.regions).insert(remote_key.0, entry);

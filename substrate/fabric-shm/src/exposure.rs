@@ -66,6 +66,20 @@ impl Exposure {
             tie: None,
         }
     }
+
+    /// Notes that `link` has the present backing.
+    fn hold(&mut self, link: &Arc<Link>, can_write: bool) {
+        self.exposed = true;
+        self.holders.retain(|holder| holder.link.strong_count() > 0);
+        let held = self
+            .holders
+            .iter_mut()
+            .find(|holder| std::ptr::eq(holder.link.as_ptr(), Arc::as_ptr(link)));
+        match held {
+            Some(holder) => holder.can_write |= can_write,
+            None => self.holders.push(Holder { link: Arc::downgrade(link), can_write }),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -119,6 +133,7 @@ fn entry<'a>(
 pub(crate) fn registered(
     memory: &Arc<dyn MemoryObject>,
     access: Access,
+    in_process: bool,
 ) -> Result<(), FabricError> {
     if !access.is_remote() {
         return Ok(());
@@ -126,11 +141,12 @@ pub(crate) fn registered(
     let refuse = |reason| Err(FabricError::CannotRegister { provider: PROVIDER, access, reason });
     let memory = whole(memory);
     with(|table| {
-        let Some(descriptor) = memory.descriptor() else {
+        let descriptor = memory.descriptor();
+        if descriptor.is_none() && !in_process {
             return refuse("the memory has no descriptor another process could map");
-        };
+        }
         if access.is_remotely_writable() {
-            if is_sealed_for_readers(&*descriptor) {
+            if descriptor.is_some_and(|descriptor| is_sealed_for_readers(&*descriptor)) {
                 return refuse(
                     "the object was handed out for reading only, which is final for its backing; \
                      revoke the region that peers read first, or take another object",
@@ -180,18 +196,25 @@ pub(crate) fn grant(
                 || (exposure.writable_regions == 0 && seal_for_readers(&*own));
             (Arc::new(reopen::read_only(&*own).ok()?), !sealed)
         };
-        exposure.exposed = true;
         exposure.tie.get_or_insert_with(|| moving::tie(&object));
-        exposure.holders.retain(|holder| holder.link.strong_count() > 0);
-        let held = exposure
-            .holders
-            .iter_mut()
-            .find(|holder| std::ptr::eq(holder.link.as_ptr(), Arc::as_ptr(link)));
-        match held {
-            Some(holder) => holder.can_write |= can_write,
-            None => exposure.holders.push(Holder { link: Arc::downgrade(link), can_write }),
-        }
+        exposure.hold(link, can_write);
         Some(Granted { memory, access, descriptor })
+    })
+}
+
+/// As [`grant`], to a queue pair of this process, which shares the memory object. It follows
+/// whatever the object moves to, so that nothing is tied.
+pub(crate) fn lend(
+    link: &Arc<Link>,
+    find: impl FnOnce() -> Option<(Arc<dyn MemoryObject>, Access)>,
+) -> Option<(Arc<dyn MemoryObject>, Access)> {
+    with(|table| {
+        if link.is_revoked() {
+            return None;
+        }
+        let (memory, access) = find()?;
+        entry(table, &whole(&memory)).hold(link, access.is_remotely_writable());
+        Some((memory, access))
     })
 }
 

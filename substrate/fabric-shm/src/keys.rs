@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use beeline_fabric::Access;
-use beeline_os::{Mapping, Persistence};
+use beeline_os::{MemoryObject, Persistence};
 
-use crate::link::OpenedKey;
+use crate::link::{Opened, OpenedKey};
 
 /// What is known about a key.
 #[derive(Debug)]
@@ -24,14 +24,14 @@ pub(crate) enum KeyState {
     Open(RemoteRegion),
 }
 
-/// A peer's region, mapped.
+/// A peer's region.
 #[derive(Debug)]
 pub(crate) struct RemoteRegion {
     pub base: NonNull<u8>,
     pub length: u64,
     pub access: Access,
     pub persistence: Persistence,
-    mapping: Mapping,
+    memory: Opened,
     /// The retired mark, in the mapping; a word that stays 0 where the object has none.
     pub mark: NonNull<AtomicU64>,
     /// Where writes that go through the region from front to back have been faulted in to.
@@ -50,7 +50,16 @@ const FIRST_MARK_BYTES: u64 = 64 << 10;
 impl RemoteRegion {
     /// The descriptor to flush; kept for file regions only.
     pub(crate) fn descriptor(&self) -> Option<Arc<OwnedFd>> {
-        self.mapping.descriptor()
+        self.memory.descriptor()
+    }
+
+    /// The memory object itself, in this process.
+    #[inline(always)]
+    pub(crate) fn here(&self) -> Option<&Arc<dyn MemoryObject>> {
+        match &self.memory {
+            Opened::Mapped(_) => None,
+            Opened::Here(memory) => Some(memory),
+        }
     }
 
     /// Called before a write to a checked range. A log is written from front to back, and every
@@ -86,15 +95,21 @@ impl RemoteRegion {
 
 impl From<OpenedKey> for RemoteRegion {
     fn from(opened: OpenedKey) -> Self {
-        let OpenedKey { mapping, offset, length, access, persistence } = opened;
+        let OpenedKey { memory, offset, length, access, persistence } = opened;
         let inside =
-            offset.checked_add(length).is_some_and(|end| end <= mapping.length_bytes() as u64);
+            offset.checked_add(length).is_some_and(|end| end <= memory.length_bytes() as u64);
         assert!(inside, "an opened region lies inside its object");
-        // SAFETY: just checked to lie inside, or one past, the mapping.
-        let base = unsafe { mapping.base().add(usize::try_from(offset).unwrap_or(0)) };
-        let faulted_to = Cell::new(FIRST_MARK_BYTES);
-        let mark = NonNull::from(mapping.retired().unwrap_or(&NEVER_RETIRED));
-        Self { base, length, access, persistence, mapping, mark, faulted_to }
+        // SAFETY: just checked to lie inside, or one past, the memory.
+        let base = unsafe { memory.base().add(usize::try_from(offset).unwrap_or(0)) };
+        let (mark, faulted_to) = match &memory {
+            Opened::Mapped(mapping) => {
+                (mapping.retired().unwrap_or(&NEVER_RETIRED), FIRST_MARK_BYTES)
+            }
+            // Its pages are its owner's, and are there or come as its owner's do.
+            Opened::Here(_) => (&NEVER_RETIRED, u64::MAX),
+        };
+        let (mark, faulted_to) = (NonNull::from(mark), Cell::new(faulted_to));
+        Self { base, length, access, persistence, memory, mark, faulted_to }
     }
 }
 

@@ -38,6 +38,7 @@ mod device;
 mod exposure;
 #[cfg(test)]
 mod hostile_tests;
+mod in_process;
 mod keys;
 mod link;
 mod object;
@@ -55,6 +56,8 @@ pub use device::ShmDevice;
 
 /// Name in attributes, errors and URLs.
 pub const PROVIDER: &str = "shm";
+/// Name of the device for one process ([`ShmDevice::in_process`]).
+pub const IN_PROCESS: &str = "process";
 /// Longest send.
 pub const MAX_SEND_BYTES: u32 = 64 << 10;
 /// Longest inline data.

@@ -3,14 +3,16 @@
 //! The control thread pushes events and raises the attention flag of the completion queues; the
 //! data thread looks at one flag per poll and takes the events when it is up.
 
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::Access;
-use beeline_os::doorbell::Doorbell;
+use beeline_os::doorbell::{Doorbell, Rung};
 use beeline_os::poller::Waker;
-use beeline_os::{Mapping, Persistence};
+use beeline_os::{Mapping, MemoryObject, Persistence};
 
 use crate::connect_info::Nonce;
 use crate::object::{ConnectionObject, Geometry};
@@ -61,11 +63,80 @@ impl QueueSignal {
     }
 }
 
-/// A key the control thread opened: the peer's region, mapped here.
+/// How the memory behind a key is reached.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// The peer's whole object, mapped once more.
+    Mapped(Mapping),
+    /// In this process: the memory that was registered.
+    Here(Arc<dyn MemoryObject>),
+}
+
+impl Opened {
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        match self {
+            Self::Mapped(mapping) => mapping.base(),
+            Self::Here(memory) => memory.base(),
+        }
+    }
+
+    pub(crate) fn length_bytes(&self) -> usize {
+        match self {
+            Self::Mapped(mapping) => mapping.length_bytes(),
+            Self::Here(memory) => memory.length_bytes(),
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        match self {
+            Self::Mapped(mapping) => mapping.descriptor(),
+            Self::Here(memory) => memory.descriptor(),
+        }
+    }
+}
+
+/// How a sleeping peer is woken.
+#[derive(Debug)]
+pub(crate) enum Bell {
+    /// In another process, or as if it were.
+    Doorbell(Doorbell),
+    /// On a thread of this process.
+    Thread(Weak<Link>),
+}
+
+impl Bell {
+    pub(crate) fn ring(&self) {
+        match self {
+            Self::Doorbell(doorbell) => doorbell.ring(),
+            Self::Thread(peer) => {
+                if let Some(peer) = peer.upgrade() {
+                    peer.raise();
+                }
+            }
+        }
+    }
+
+    /// The rings of the peer that waited. Those of a thread come as news.
+    pub(crate) fn clear(&self) -> Rung {
+        match self {
+            Self::Doorbell(doorbell) => doorbell.clear(),
+            Self::Thread(_) => Rung::No,
+        }
+    }
+
+    /// What becomes readable when the peer rings, where it is not the news.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Doorbell(doorbell) => Some(doorbell.as_fd()),
+            Self::Thread(_) => None,
+        }
+    }
+}
+
+/// A key that was opened: the peer's region.
 #[derive(Debug)]
 pub(crate) struct OpenedKey {
-    /// The whole object.
-    pub mapping: Mapping,
+    pub memory: Opened,
     /// Where the region begins in it, and its length: checked to lie inside.
     pub offset: u64,
     pub length: u64,
@@ -77,7 +148,7 @@ pub(crate) struct OpenedKey {
 #[derive(Debug)]
 pub(crate) enum LinkEvent {
     /// Both ends hold the object.
-    Connected { object: Arc<ConnectionObject>, doorbell: Doorbell, asymmetric: bool },
+    Connected { object: Arc<ConnectionObject>, bell: Bell, asymmetric: bool },
     /// The answer to an open; nothing when refused. `epoch` is the one the open was sent in.
     Key { key: u64, epoch: u64, opened: Option<OpenedKey> },
     /// A file flush ended.
@@ -134,6 +205,11 @@ impl Link {
         }
         lock(&self.inbox).push(event);
         self.arrived.notify_all();
+        self.raise();
+    }
+
+    /// Has the completion queues look at the queue pair.
+    pub(crate) fn raise(&self) {
         let [first, second] = &self.signals;
         first.0.raise(first.1);
         if !Arc::ptr_eq(&first.0, &second.0) || first.1 != second.1 {

@@ -1,4 +1,5 @@
-//! The connection object: one sealed memfd that both ends map, laid out from both geometries.
+//! The connection object: one sealed memfd that both ends map (within a process, one block of memory),
+//! laid out from both geometries.
 //!
 //! ```text
 //! 0      magic "beeline-shm\0" and version, for a person with a debugger; never read
@@ -20,6 +21,7 @@
 //! word has one honest writer; the reader copies it once and checks the copy.
 
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use beeline_fabric::FabricError;
@@ -95,7 +97,7 @@ const GIVEN_UP: u64 = 2;
 /// The object, mapped by one end.
 #[derive(Debug)]
 pub(crate) struct ConnectionObject {
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     end: End,
     active: Geometry,
     passive: Geometry,
@@ -109,7 +111,7 @@ impl ConnectionObject {
 
     /// Wraps a mapping of [`ConnectionObject::length_bytes`] bytes.
     pub(crate) fn new(
-        mapping: Mapping,
+        mapping: Arc<Mapping>,
         end: End,
         active: Geometry,
         passive: Geometry,

@@ -85,7 +85,7 @@ impl ShmQueuePair {
         if send_member != receive_member || !Rc::ptr_eq(send_queue, receive_queue) {
             send_queue.join(send_member, &core);
         }
-        domain.device.shared.commands.send(Command::Add(link));
+        domain.device.shared.ask(Command::Add(link));
         Ok(Self(core))
     }
 }
@@ -108,12 +108,18 @@ impl QueuePair for ShmQueuePair {
             geometry: self.0.link.geometry,
             nonce: self.0.link.nonce,
             asymmetric: barrier::is_asymmetric(),
+            in_process: shared.is_in_process(),
         }
         .encode()
     }
 
     fn connect(&mut self, peer: &ConnectInfo, role: Role) -> Result<(), FabricError> {
         let peer = PeerInfo::decode(peer)?;
+        if peer.in_process != self.0.device.shared.is_in_process() {
+            let reason =
+                "one of the two devices serves its own process only, and the other does not";
+            return Err(FabricError::BadConnectInfo { reason });
+        }
         if peer.host != self.0.device.shared.host {
             let reason = "the peer is on another host, or in another network namespace";
             return Err(FabricError::BadConnectInfo { reason });
@@ -126,7 +132,7 @@ impl QueuePair for ShmQueuePair {
         inner.connecting = true;
         drop(inner);
         let (qp_num, peer) = (self.qp_num(), Box::new(peer));
-        self.0.device.shared.commands.send(Command::Connect { qp_num, peer, role });
+        self.0.device.shared.ask(Command::Connect { qp_num, peer, role });
         Ok(())
     }
 

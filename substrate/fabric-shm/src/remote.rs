@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use beeline_fabric::{Access, FlushKind, MemoryRegion, RemoteAddress, RemoteKey, Status};
-use beeline_os::{Persistence, barrier, moving, prefetch, write_back};
+use beeline_os::moving::{self, Storing};
+use beeline_os::{MemoryObject, Persistence, barrier, prefetch, write_back};
 
 use crate::connection::{Blocked, Connection};
 use crate::control::Command;
@@ -62,9 +63,48 @@ pub(crate) struct Remote {
 struct Reached {
     start: NonNull<u8>,
     mark: NonNull<AtomicU64>,
+    /// Where it lies in this process.
+    here: Option<Here>,
+}
+
+/// Memory of this process, held by the table of keys.
+#[derive(Clone, Copy, Debug)]
+struct Here {
+    memory: NonNull<dyn MemoryObject>,
+    offset: u64,
+}
+
+impl Here {
+    /// The memory.
+    ///
+    /// # Safety
+    ///
+    /// The table of keys did not change since the key was looked up.
+    unsafe fn memory(&self) -> &dyn MemoryObject {
+        // SAFETY: the table holds it (caller), and hands out shared references only.
+        unsafe { self.memory.as_ref() }
+    }
 }
 
 impl Reached {
+    /// Called before the range is stored into: in this process, leave to do so
+    /// ([`moving::storing`]); dropped when it is done.
+    #[inline(always)]
+    fn storing(&self) -> Option<Storing> {
+        // SAFETY: `Reached` is good until the table of keys changes.
+        self.here.map(|here| moving::storing(unsafe { here.memory() }.anchor()))
+    }
+
+    /// Called after the range was stored into: memory of this process is told.
+    #[inline(always)]
+    fn stored(&self, length: usize) {
+        if let Some(here) = self.here {
+            #[expect(clippy::cast_possible_truncation, reason = "inside the memory")]
+            // SAFETY: as in `storing`.
+            unsafe { here.memory() }.stored(here.offset as usize, length);
+        }
+    }
+
     #[inline(always)]
     fn is_in_use(&self) -> bool {
         // SAFETY: a word of a mapping that the table of keys holds, and that it has held since the
@@ -150,7 +190,10 @@ impl Remote {
         }
         // SAFETY: the offset was just checked to lie inside the mapping.
         let start = unsafe { region.base.add(offset(address)) };
-        Some(Ok(Reached { start, mark: region.mark }))
+        let here = region
+            .here()
+            .map(|memory| Here { memory: NonNull::from(memory.as_ref()), offset: address.offset });
+        Some(Ok(Reached { start, mark: region.mark, here }))
     }
 
     /// Forgets keys that stand for something else by now.
@@ -170,7 +213,7 @@ impl Remote {
             Some(KeyState::Closed) | None => {
                 self.keys.set(key, KeyState::Pending);
                 let (qp_num, epoch) = (core.link.qp_num, self.epoch);
-                core.device.shared.commands.send(Command::Open { qp_num, key, epoch });
+                core.device.shared.ask(Command::Open { qp_num, key, epoch });
                 Hold::Wait(Wait::Key)
             }
         }
@@ -221,9 +264,15 @@ impl Remote {
     ) -> bool {
         let reached = self.reach(connection, address, length as u64, Access::REMOTE_WRITE);
         let Some(Ok(target)) = reached else { return false };
+        let storing = target.storing();
+        if storing.is_some() && !self.is_current(connection) {
+            return false;
+        }
         // SAFETY: `length` bytes from the target lie inside the region, which was mapped writable
         // because its rights include writing; the caller vouches for the source.
         unsafe { copy(source, target.start.as_ptr(), length) };
+        drop(storing);
+        target.stored(length);
         self.stands(connection, &target)
     }
 
@@ -243,9 +292,7 @@ impl Remote {
                 // A write that must not be done fails before it waits for a receive.
                 let target = self.target(core, connection, request, Access::REMOTE_WRITE)?;
                 connection.check_message().map_err(|blocked| hold(connection, blocked))?;
-                // SAFETY: as in `write`.
-                unsafe { request.local.copy_to(target.start.as_ptr()) };
-                self.confirm(connection, request.remote.key, &target)?;
+                self.put(connection, request, &target)?;
                 connection.push_written(request.length, immediate);
                 Ok(())
             }
@@ -280,10 +327,28 @@ impl Remote {
         request: &Request<'_>,
     ) -> Result<(), Hold> {
         let target = self.target(core, connection, request, Access::REMOTE_WRITE)?;
+        self.put(connection, request, &target)
+    }
+
+    /// Places a request's bytes at a target that may be written.
+    #[inline(always)]
+    fn put(
+        &mut self,
+        connection: &Connection,
+        request: &Request<'_>,
+        target: &Reached,
+    ) -> Result<(), Hold> {
+        let storing = target.storing();
+        if storing.is_some() && !self.is_current(connection) {
+            return Err(Hold::Wait(Wait::Key));
+        }
         // SAFETY: `length` bytes from the target lie inside the mapped region, which was mapped
         // writable because its rights include writing; local ranges were checked when posted.
         unsafe { request.local.copy_to(target.start.as_ptr()) };
-        self.confirm(connection, request.remote.key, &target)
+        drop(storing);
+        #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+        target.stored(request.length as usize);
+        self.confirm(connection, request.remote.key, target)
     }
 
     #[inline(always)]
@@ -321,6 +386,7 @@ impl Remote {
         // SAFETY: eight bytes inside the mapping, aligned (the base to a page, the offset just
         // checked); every party reaches it through atomics or copies.
         let word = unsafe { AtomicU64::from_ptr(reached.start.as_ptr().cast()) };
+        let storing = reached.storing();
         // An atomic cannot be done twice, so a replacement waits for it instead.
         connection.own.enter_atomic();
         barrier::light(connection.asymmetric);
@@ -331,6 +397,8 @@ impl Remote {
         #[cfg(test)]
         inside::pause();
         let old = act(word);
+        drop(storing);
+        reached.stored(8);
         if !connection.own.leave_atomic() || !reached.is_in_use() {
             // It may have met the old backing or the new one: to say that it succeeded, or to do it
             // again, would be a guess.
@@ -367,8 +435,15 @@ impl Remote {
             Persistence::CacheLine => {
                 #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
                 let length = request.length as usize;
-                // SAFETY: `target` checked that the range lies inside the mapping.
-                if !unsafe { write_back::persist_range(reached.start.as_ptr(), length) } {
+                let persisted = if let Some(here) = reached.here {
+                    // SAFETY: as in `Reached::storing`; `region` borrows the table meanwhile.
+                    let memory = unsafe { here.memory() };
+                    memory.persist(offset(request.remote), length).is_ok()
+                } else {
+                    // SAFETY: `target` checked that the range lies inside the mapping.
+                    unsafe { write_back::persist_range(reached.start.as_ptr(), length) }
+                };
+                if !persisted {
                     return Err(Hold::Fail(Status::PersistenceError));
                 }
                 self.confirm(connection, request.remote.key, &reached)

@@ -42,7 +42,7 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
         let (folder, members) = (place.path().join(id.to_string()), members.clone());
         let founding = Founding { cluster, id, layout, sessions: 4096, members };
         Home::create(&folder, &founding, Durability::Process)?;
-        let config = Config::new(open("shm://")?, transport.clone(), own.clone());
+        let config = Config::new(open("process://")?, transport.clone(), own.clone());
         let home = Home::open(&folder, Durability::Process)?;
         let (server, handle) = Server::start(home, config, Counter(0))?;
         transport.add(&own.address, &handle);

@@ -11,7 +11,7 @@ use beeline_replicated_log::{Follower, Layout, NO_SESSION, Position, Refusal};
 use beeline_replicated_service::{LaneName, LogHandle, Tag, Turn, Unit, unit};
 use beeline_verify_log::lists::items;
 use beeline_verify_log::machine::append;
-use common::{Cluster, LIMIT, eventually, shm, small};
+use common::{Cluster, LIMIT, eventually, process, small};
 
 /// Takes entries until all of these items have come, in order, and nothing else; the last position.
 fn takes(follower: &mut Follower, wanted: impl Iterator<Item = u32>) -> Position {
@@ -45,7 +45,7 @@ fn anew(cluster: &Cluster, node: usize) -> (Vec<u32>, Follower) {
 #[test]
 fn readers_at_every_member_get_each_command_in_order_and_wait_for_the_next() {
     // No reader is slower than this ring.
-    let cluster = Cluster::new(shm, 3, Layout::new(1024, 2048).unwrap());
+    let cluster = Cluster::new(process, 3, Layout::new(1024, 2048).unwrap());
     let mut followers: Vec<_> =
         (0..3).map(|node| cluster.handle(node).follow(Position::NONE)).collect();
     for item in 1..=20 {
@@ -70,7 +70,7 @@ fn readers_at_every_member_get_each_command_in_order_and_wait_for_the_next() {
 
 #[test]
 fn a_reader_slower_than_the_ring_is_told_where_to_begin_anew_and_misses_nothing() {
-    let cluster = Cluster::new(shm, 3, small());
+    let cluster = Cluster::new(process, 3, small());
     let mut slow: Vec<_> = (0..3).map(|node| cluster.handle(node).follow(Position(1))).collect();
     for item in 1..=300 {
         cluster.append(NO_SESSION, 0, &append(1, item));
@@ -98,7 +98,7 @@ fn a_reader_slower_than_the_ring_is_told_where_to_begin_anew_and_misses_nothing(
 
 #[test]
 fn a_reader_goes_on_where_it_was_after_a_restart_and_at_another_member() {
-    let mut cluster = Cluster::new(shm, 3, Layout::new(1024, 2048).unwrap());
+    let mut cluster = Cluster::new(process, 3, Layout::new(1024, 2048).unwrap());
     for item in 1..=20 {
         cluster.append(NO_SESSION, 0, &append(1, item));
     }
@@ -117,7 +117,7 @@ fn a_reader_goes_on_where_it_was_after_a_restart_and_at_another_member() {
 
 #[test]
 fn a_member_that_took_in_a_snapshot_keeps_no_entry_before_it() {
-    let mut cluster = Cluster::new(shm, 3, small());
+    let mut cluster = Cluster::new(process, 3, small());
     let away = cluster.leave_behind(300);
     cluster.start(away);
     let mut waits = cluster.handle(away).follow(Position(200));
@@ -135,7 +135,7 @@ fn a_member_that_took_in_a_snapshot_keeps_no_entry_before_it() {
 #[test]
 fn units_of_one_service_are_told_once_each() {
     let other = Tag(Tag::FIRST_FREE.0 + 1);
-    let cluster = Cluster::new(shm, 1, small());
+    let cluster = Cluster::new(process, 1, small());
     let log = LogHandle::new(cluster.handle(0).clone(), cluster.layout.max_payload_bytes());
     let mut units = log.follow(Tag::FIRST_FREE, Position::NONE);
     // The third was proposed twice.

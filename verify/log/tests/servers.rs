@@ -14,7 +14,9 @@ use beeline_replicated_log::{
 };
 use beeline_verify_log::lists::padded_append;
 use beeline_verify_log::machine::append;
-use common::{Cluster, Gate, Held, LIMIT, Provider, contact, eventually, id, shm, small, tcp};
+use common::{
+    Cluster, Gate, Held, LIMIT, Provider, contact, eventually, id, process, shm, small, tcp,
+};
 
 fn agrees_and_survives_a_restart_of_all(provider: Provider) {
     let mut cluster = Cluster::new(provider, 3, small());
@@ -55,6 +57,11 @@ fn three_servers_agree_and_survive_a_restart_over_shm() {
 }
 
 #[test]
+fn three_servers_agree_and_survive_a_restart_within_a_process() {
+    agrees_and_survives_a_restart_of_all(process);
+}
+
+#[test]
 fn three_servers_agree_and_survive_a_restart_over_tcp() {
     agrees_and_survives_a_restart_of_all(tcp);
 }
@@ -83,6 +90,11 @@ fn catches_up_by_snapshot(provider: Provider) {
 #[test]
 fn who_missed_more_than_the_ring_gets_a_snapshot_over_shm() {
     catches_up_by_snapshot(shm);
+}
+
+#[test]
+fn who_missed_more_than_the_ring_gets_a_snapshot_within_a_process() {
+    catches_up_by_snapshot(process);
 }
 
 #[test]

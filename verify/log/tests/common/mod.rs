@@ -132,6 +132,11 @@ pub fn shm() -> Arc<dyn Device> {
     ShmDevice::open(ShmConfig::default()).unwrap()
 }
 
+/// Members that live in this process alone.
+pub fn process() -> Arc<dyn Device> {
+    ShmDevice::in_process(ShmConfig::default()).unwrap()
+}
+
 pub fn tcp() -> Arc<dyn Device> {
     TcpDevice::open(TcpConfig::default()).unwrap()
 }
