@@ -185,8 +185,27 @@ impl SlotProducer {
     /// Invariant: [`SlotProducer::has_room`].
     #[inline(always)]
     pub fn push(&mut self, tag: u32, body: &[u64]) {
-        self.stage(tag, body);
-        self.publish();
+        if self.staged > 0 {
+            self.stage(tag, body);
+            self.publish();
+            return;
+        }
+        let header = self.write(tag, body);
+        // Pairs with the acquire in `SlotConsumer::header`.
+        self.array.slot(self.next).header.store(header, Ordering::Release);
+        self.next += 1;
+    }
+
+    /// Writes the body of the next message; returns its header.
+    #[inline(always)]
+    fn write(&self, tag: u32, body: &[u64]) -> u64 {
+        assert!(self.has_room(), "a slot is free");
+        assert!(tag < 1 << TAG_BITS, "a tag fits its bits");
+        let slot = self.array.slot(self.next);
+        for (word, &value) in slot.body.iter().zip(body) {
+            word.store(value, Ordering::Relaxed);
+        }
+        u64::from(tag) << 32 | u64::from(sequence(self.next))
     }
 
     /// Writes one message as [`SlotProducer::push`] does; the consumer finds it once
@@ -195,22 +214,16 @@ impl SlotProducer {
     /// Invariant: [`SlotProducer::has_room`].
     #[inline(always)]
     pub fn stage(&mut self, tag: u32, body: &[u64]) {
-        assert!(self.has_room(), "a slot is free");
-        assert!(tag < 1 << TAG_BITS, "a tag fits its bits");
         if self.staged == MOST_STAGED {
             self.publish();
         }
-        let slot = self.array.slot(self.next);
-        for (word, &value) in slot.body.iter().zip(body) {
-            word.store(value, Ordering::Relaxed);
-        }
-        let header = u64::from(tag) << 32 | u64::from(sequence(self.next));
+        let header = self.write(tag, body);
         if self.staged == 0 {
             self.held_header = header;
         } else {
             // Pairs with the acquire in `SlotConsumer::header`, which comes here only past the
             // first staged message.
-            slot.header.store(header, Ordering::Release);
+            self.array.slot(self.next).header.store(header, Ordering::Release);
         }
         self.staged += 1;
         self.next += 1;

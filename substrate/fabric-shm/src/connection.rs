@@ -3,11 +3,12 @@
 //! Everything private here is authoritative; what the peer publishes is copied, checked against
 //! it, and refused when an honest peer could not have published it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_os::{barrier, prefetch};
-use beeline_ring::slots::{SlotConsumer, SlotProducer};
+use beeline_ring::slots::{SlotConsumer, SlotHead, SlotProducer};
 
 use crate::link::Bell;
 use crate::object::{ConnectionObject, EndView};
@@ -75,19 +76,22 @@ const KIND_LONG: u32 = 5;
 const KIND_LONG_IMMEDIATE: u32 = 6;
 
 /// Bump allocation of payload bytes, freed in order. The start of each block is in its slot; its
-/// end is remembered here by slot, so that the peer's index frees it.
+/// end is remembered here with the message's index, so that the peer's index frees it.
 #[derive(Debug)]
 struct PayloadArea {
     size: u64,
     head: u64,
     tail: u64,
-    ends: Box<[u64]>,
+    /// Messages with a payload that the peer has not consumed, and where each ends. At most one for
+    /// each slot.
+    ends: VecDeque<(u64, u64)>,
 }
 
 impl PayloadArea {
     fn new(size: u32, slots: u32) -> Self {
-        let ends = vec![0; slots as usize].into_boxed_slice();
-        Self { size: u64::from(size), head: 0, tail: 0, ends }
+        // A block takes a line at the least.
+        let most = slots.min(size / 64) as usize;
+        Self { size: u64::from(size), head: 0, tail: 0, ends: VecDeque::with_capacity(most) }
     }
 
     /// Position of `length` contiguous bytes, if they are free.
@@ -98,17 +102,19 @@ impl PayloadArea {
         (start + length - self.head <= self.size).then_some(start)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "masked by the number of slots")]
-    fn remember(&mut self, slot: u64) {
-        let mask = self.ends.len() as u64 - 1;
-        self.ends[(slot & mask) as usize] = self.tail;
+    /// Message `index` carries the bytes up to `end`.
+    fn take(&mut self, index: u64, end: u64) {
+        // The next block begins on a line of its own.
+        self.tail = end.next_multiple_of(64);
+        self.ends.push_back((index, self.tail));
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "masked by the number of slots")]
     fn free_to(&mut self, consumed: u64) {
-        if consumed > 0 {
-            let mask = self.ends.len() as u64 - 1;
-            self.head = self.ends[((consumed - 1) & mask) as usize];
+        while let Some(&(index, end)) = self.ends.front()
+            && index < consumed
+        {
+            self.head = end;
+            self.ends.pop_front();
         }
     }
 }
@@ -126,8 +132,8 @@ pub(crate) struct Connection {
     /// Receives of the peer that our messages used, and that it had posted when last looked.
     receives_used: u64,
     receives_seen: u64,
-    /// Last published index, and payload bytes consumed since.
-    published: u64,
+    /// Index at which the peer is told what was consumed, and payload bytes consumed since it was.
+    tell_at: u64,
     payload_since: u64,
     /// Generations already rung.
     rung_messages: u32,
@@ -156,7 +162,7 @@ impl Connection {
             payload: PayloadArea::new(outbound.payload_bytes, outbound.slots),
             receives_used: 0,
             receives_seen: 0,
-            published: 0,
+            tell_at: u64::from(own.geometry().slots / 4),
             payload_since: 0,
             rung_messages: 0,
             rung_credit: 0,
@@ -214,10 +220,16 @@ impl Connection {
         self.peer.geometry().lengths == 0
     }
 
-    /// Publishes a write's immediate. [`Connection::check_message`] succeeded.
+    /// Leaves a write's immediate. [`Connection::check_message`] succeeded.
     #[inline(always)]
     pub(crate) fn push_written(&mut self, length: u64, immediate: u32) {
         self.push(KIND_WRITTEN, &[length, u64::from(immediate)]);
+    }
+
+    /// As [`Connection::push_written`], by itself: it is published at once.
+    #[inline(always)]
+    pub(crate) fn send_written(&mut self, length: u64, immediate: u32) {
+        self.send(KIND_WRITTEN, &[length, u64::from(immediate)]);
     }
 
     /// Sends `length` bytes; false when they are longer than the peer's receive, which the peer
@@ -260,24 +272,29 @@ impl Connection {
         // SAFETY: `payload` checked that the bytes lie inside the peer's area; the ranges were
         // checked when the request was posted.
         unsafe { local.copy_to(target.as_ptr()) };
-        // The next block begins on a line of its own.
-        self.payload.tail = (start + length).next_multiple_of(64);
+        self.payload.take(self.producer.next_index(), start + length);
         let kind = if head == 1 { KIND_LONG_IMMEDIATE } else { KIND_LONG };
         self.push(kind, &[length, place, word][..2 + head]);
         Ok(true)
     }
 
-    /// Sends a message that fits into its slot; false when it does not, or is longer than the
-    /// peer's receive: nothing was sent. [`Connection::check_message`] succeeded.
+    /// Sends a message that fits into its slot, by itself; false when it does not, or is longer than
+    /// the peer's receive: nothing was sent. [`Connection::check_message`] succeeded.
     ///
     /// # Safety
     ///
     /// `source` is valid for reads of `length` bytes.
     #[inline(always)]
-    pub(crate) unsafe fn push_short(&mut self, source: *const u8, length: usize) -> bool {
+    pub(crate) unsafe fn send_short(&mut self, source: *const u8, length: usize) -> bool {
         let room = self.peer.receive_length(self.receives_used);
         if length > INLINE_WORDS * 8 || room.is_some_and(|room| length > room as usize) {
             return false;
+        }
+        if length == 8 {
+            // SAFETY: eight readable bytes (caller).
+            let word = unsafe { source.cast::<u64>().read_unaligned() };
+            self.send(KIND_SEND | 8 << 8, &[word]);
+            return true;
         }
         let mut body = [0_u64; INLINE_WORDS];
         // SAFETY: the words hold as many bytes (just compared); the caller vouches for the source,
@@ -285,13 +302,27 @@ impl Connection {
         unsafe { std::ptr::copy_nonoverlapping(source, (&raw mut body).cast::<u8>(), length) };
         #[expect(clippy::cast_possible_truncation, reason = "at most seven words")]
         let tag = KIND_SEND | (length as u32) << 8;
-        self.push(tag, &body[..length.div_ceil(8)]);
+        self.send(tag, &body[..length.div_ceil(8)]);
         true
+    }
+
+    /// One message that nothing follows for now: published, unless something is held back, behind
+    /// which it then waits.
+    #[inline(always)]
+    fn send(&mut self, tag: u32, body: &[u64]) {
+        if self.unannounced || self.holds > 0 {
+            self.push(tag, body);
+            self.announce();
+            return;
+        }
+        prefetch::for_writing(self.producer.address(SLOTS_TO_WRITE).cast(), 1);
+        self.producer.push(tag, body);
+        self.receives_used += 1;
+        self.look_for_sleeper();
     }
 
     #[inline(always)]
     fn push(&mut self, tag: u32, body: &[u64]) {
-        self.payload.remember(self.producer.next_index());
         // The peer has read the slot a lap ago, and holds its line still.
         prefetch::for_writing(self.producer.address(SLOTS_TO_WRITE).cast(), 1);
         self.producer.stage(tag, body);
@@ -336,6 +367,12 @@ impl Connection {
         }
         self.unannounced = false;
         self.producer.publish();
+        self.look_for_sleeper();
+    }
+
+    /// Rings a peer that sleeps, behind what was published.
+    #[inline(always)]
+    fn look_for_sleeper(&mut self) {
         barrier::light(self.asymmetric);
         let armed = self.peer.message_arm();
         if armed != 0 {
@@ -352,9 +389,10 @@ impl Connection {
 
     #[inline(always)]
     pub(crate) fn publish_consumed(&mut self) {
-        self.published = self.consumer.next_index();
+        let consumed = self.consumer.next_index();
+        self.tell_at = consumed + u64::from(self.own.geometry().slots / 4);
         self.payload_since = 0;
-        self.own.publish_consumed(self.published);
+        self.own.publish_consumed(consumed);
         barrier::light(self.asymmetric);
         let armed = self.peer.credit_arm();
         if armed != 0 {
@@ -401,31 +439,31 @@ impl Connection {
         self.found_last = count as u64;
     }
 
-    /// The waiting message: nothing, nonsense, or what it says, copied and checked; and how many the
-    /// sender says it published behind it at the same moment.
+    /// The head of the waiting message, and how many the sender says it published behind it at the
+    /// same moment.
     #[inline(always)]
-    pub(crate) fn peek(&self) -> Option<(Result<Inbound, Blocked>, u32)> {
-        let head = self.consumer.head()?;
-        Some((self.decode(head.tag).ok_or(Blocked::Broken), head.behind))
+    pub(crate) fn head(&self) -> Option<SlotHead> {
+        self.consumer.head()
     }
 
-    /// What the waiting message says where it is one of a write with immediate, as most are that
-    /// are looked for in a hurry: length and immediate, and the messages behind it.
+    /// What the waiting message says: nonsense, or what it is, copied and checked.
     #[inline(always)]
-    pub(crate) fn peek_written(&self) -> Option<(u64, u32, u32)> {
-        let head = self.consumer.head()?;
+    pub(crate) fn message(&self, head: SlotHead) -> Result<Inbound, Blocked> {
+        self.decode(head.tag).ok_or(Blocked::Broken)
+    }
+
+    /// Length and immediate, where the waiting message is one of a write with immediate.
+    #[inline(always)]
+    pub(crate) fn written(&self, head: SlotHead) -> Option<(u64, u32)> {
         let written = head.tag & 0xFF == KIND_WRITTEN;
-        written.then(|| (self.consumer.word(0), low(self.consumer.word(1)), head.behind))
+        written.then(|| (self.consumer.word(0), low(self.consumer.word(1))))
     }
 
-    /// What the waiting message says where it is a send within its slot, without an immediate: its
-    /// length, and the messages behind it.
+    /// Its length, where a message is a send within its slot, without an immediate.
     #[inline(always)]
-    pub(crate) fn peek_short(&self) -> Option<(usize, u32)> {
-        let head = self.consumer.head()?;
+    pub(crate) fn short(head: SlotHead) -> Option<usize> {
         let length = (head.tag >> 8) as usize;
-        let short = head.tag & 0xFF == KIND_SEND && length <= INLINE_WORDS * 8;
-        short.then_some((length, head.behind))
+        (head.tag & 0xFF == KIND_SEND && length <= INLINE_WORDS * 8).then_some(length)
     }
 
     #[inline(always)]
@@ -497,12 +535,18 @@ impl Connection {
     /// quarter ring.
     #[inline(always)]
     pub(crate) fn consume(&mut self, payload_bytes: u64) {
-        self.consumer.advance();
         self.payload_since += payload_bytes;
-        let geometry = self.own.geometry();
-        if self.consumer.next_index() - self.published >= u64::from(geometry.slots / 4)
-            || self.payload_since >= u64::from(geometry.payload_bytes / 4)
-        {
+        self.consume_slot();
+        if self.payload_since >= u64::from(self.own.geometry().payload_bytes / 4) {
+            self.publish_consumed();
+        }
+    }
+
+    /// As [`Connection::consume`], of a message that took none of the payload area.
+    #[inline(always)]
+    pub(crate) fn consume_slot(&mut self) {
+        self.consumer.advance();
+        if self.consumer.next_index() >= self.tell_at {
             self.publish_consumed();
         }
     }
@@ -528,8 +572,7 @@ mod tests {
         let mut untold = 0;
         for (index, &length) in (0..).zip(lengths) {
             let Some(start) = area.find(length) else { return false };
-            area.tail = (start + length).next_multiple_of(64);
-            area.remember(index);
+            area.take(index, start + length);
             untold += length;
             if untold >= u64::from(size / 4) {
                 area.free_to(index + 1);

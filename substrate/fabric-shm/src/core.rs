@@ -269,9 +269,9 @@ impl Core {
         let mut completions = 0;
         if inner.state == QueuePairState::ReadyToSend {
             if self.is_receive(queue)
-                && inner.connection.as_ref().is_some_and(Connection::has_message)
+                && let Some(head) = inner.connection.as_ref().and_then(Connection::head)
             {
-                completions = inner.receive_messages(self, out);
+                completions = inner.receive_messages(self, head, out);
             }
             if self.is_send(queue) {
                 if !inner.unconfirmed.is_empty() {

@@ -4,9 +4,6 @@
 //! a message, so the handles are kept once and counted without atomics: a queue pair's receives
 //! mostly lie in one region.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
-
 use beeline_fabric::{Access, MemoryRegion, PostError, ReceiveRequest, ScatterGatherEntry};
 
 /// One posted receive.
@@ -32,7 +29,10 @@ struct Held {
 /// Invariant: a receive's range lies inside its region, which is held while the receive is queued.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    queue: VecDeque<Receive>,
+    /// A power of two of places; those from `first` to `next`, which count on for ever, are taken.
+    places: Box<[Receive]>,
+    first: usize,
+    next: usize,
     regions: Vec<Option<Held>>,
     /// Where the last receive posted found its region.
     latest: usize,
@@ -49,27 +49,30 @@ pub(crate) fn check_writable(entry: &ScatterGatherEntry<'_>) -> Result<(), PostE
     }
 }
 
-fn is_same(a: &MemoryRegion, b: &MemoryRegion) -> bool {
-    a.local_key() == b.local_key() && Arc::ptr_eq(a.memory(), b.memory())
-}
-
 impl Receives {
     pub(crate) fn with_capacity(depth: u32) -> Self {
-        Self { queue: VecDeque::with_capacity(depth as usize), regions: Vec::new(), latest: 0 }
+        let empty = Receive { wr_id: 0, length: 0, offset: 0, region: NOWHERE };
+        let places = vec![empty; (depth as usize).next_power_of_two()].into_boxed_slice();
+        Self { places, first: 0, next: 0, regions: Vec::new(), latest: 0 }
     }
 
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
-        self.queue.len()
+        self.next.wrapping_sub(self.first)
     }
 
     #[inline(always)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
+        self.next == self.first
+    }
+
+    #[inline(always)]
+    fn at(&self, count: usize) -> &Receive {
+        &self.places[count & (self.places.len() - 1)]
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Receive> {
-        self.queue.iter()
+        (0..self.len()).map(|at| self.at(self.first.wrapping_add(at)))
     }
 
     /// Errors: [`PostError::LocalProtection`]; nothing was posted.
@@ -77,14 +80,17 @@ impl Receives {
         requests.iter().filter_map(|request| request.buffer.as_ref()).try_for_each(check_writable)
     }
 
-    /// Queues a receive that [`Receives::check`] accepted; returns its length.
+    /// Queues a receive that [`Receives::check`] accepted; returns its length. The caller saw to it
+    /// that there are fewer than the depth.
     #[inline(always)]
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> u64 {
         let (region, offset, length) = match &request.buffer {
             Some(entry) => (self.hold(entry.region), entry.offset, entry.length),
             None => (NOWHERE, 0, 0),
         };
-        self.queue.push_back(Receive { wr_id: request.wr_id, length, offset, region });
+        let place = self.next & (self.places.len() - 1);
+        self.places[place] = Receive { wr_id: request.wr_id, length, offset, region };
+        self.next = self.next.wrapping_add(1);
         length
     }
 
@@ -92,7 +98,7 @@ impl Receives {
     fn hold(&mut self, region: &MemoryRegion) -> u32 {
         let latest = self.regions.get_mut(self.latest).and_then(Option::as_mut);
         if let Some(held) = latest
-            && is_same(&held.region, region)
+            && held.region.is_same(region)
         {
             held.receives += 1;
         } else {
@@ -104,7 +110,7 @@ impl Receives {
     #[cold]
     fn hold_other(&mut self, region: &MemoryRegion) -> usize {
         let known =
-            |held: &Option<Held>| held.as_ref().is_some_and(|held| is_same(&held.region, region));
+            |held: &Option<Held>| held.as_ref().is_some_and(|held| held.region.is_same(region));
         if let Some(place) = self.regions.iter().position(known) {
             if let Some(held) = &mut self.regions[place] {
                 held.receives += 1;
@@ -123,7 +129,7 @@ impl Receives {
     /// The receive that is next.
     #[inline(always)]
     pub(crate) fn front(&self) -> Option<Receive> {
-        self.queue.front().copied()
+        (!self.is_empty()).then(|| *self.at(self.first))
     }
 
     /// Where the bytes of a queued receive go: the range was checked when it was posted.
@@ -136,7 +142,8 @@ impl Receives {
     /// Takes the next receive off; its region is let go with its last receive.
     #[inline(always)]
     pub(crate) fn pop(&mut self) -> Option<Receive> {
-        let receive = self.queue.pop_front()?;
+        let receive = self.front()?;
+        self.first = self.first.wrapping_add(1);
         if let Some(place) = self.regions.get_mut(receive.region as usize)
             && let Some(held) = place
         {

@@ -363,7 +363,7 @@ impl Remote {
         let target = local_address(entry.region, entry.offset);
         #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
         let length = entry.length as usize;
-        let storing = moving::storing(entry.region.memory().anchor());
+        let storing = moving::storing(entry.region.anchor());
         // SAFETY: both ranges were checked to lie inside their regions, which are held.
         unsafe { copy(source.start.as_ptr(), target, length) };
         drop(storing);
@@ -406,7 +406,7 @@ impl Remote {
         }
         let Some(entry) = request.local.result() else { return Ok(()) };
         let target = local_address(entry.region, entry.offset);
-        let storing = moving::storing(entry.region.memory().anchor());
+        let storing = moving::storing(entry.region.anchor());
         // SAFETY: eight readable bytes, and eight of a region, checked when posted.
         unsafe { copy((&raw const old).cast(), target, 8) };
         drop(storing);

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::fmt::{self, Debug};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -78,8 +79,9 @@ struct Inner {
     memory: Arc<dyn MemoryObject>,
     /// The memory's, which does not change: asked for at every post.
     length_bytes: u64,
-    /// Also the memory's. Never stored to: an atomic only because a bare pointer is not shared.
+    /// Also the memory's. Never stored to: atomics only because a bare pointer is not shared.
     base: AtomicPtr<u8>,
+    anchor: AtomicPtr<u8>,
     access: Access,
     local_key: LocalKey,
     remote_key: RemoteKey,
@@ -122,16 +124,25 @@ impl MemoryRegion {
         let revoked = AtomicBool::new(false);
         let length_bytes = memory.length_bytes() as u64;
         let base = AtomicPtr::new(memory.base().as_ptr());
+        let anchor = AtomicPtr::new(memory.anchor().as_ptr());
         Self(Arc::new(Inner {
             memory,
             length_bytes,
             base,
+            anchor,
             access,
             local_key,
             remote_key,
             revoked,
             control,
         }))
+    }
+
+    /// Whether both are handles on one region.
+    #[must_use]
+    #[inline]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The memory behind it.
@@ -145,6 +156,14 @@ impl MemoryRegion {
     #[inline]
     pub fn base(&self) -> *mut u8 {
         self.0.base.load(Ordering::Relaxed)
+    }
+
+    /// What names the memory where it is moved ([`MemoryObject::anchor`]), without asking the memory.
+    #[must_use]
+    #[inline]
+    pub fn anchor(&self) -> NonNull<u8> {
+        let anchor = NonNull::new(self.0.anchor.load(Ordering::Relaxed));
+        anchor.unwrap_or(NonNull::dangling())
     }
 
     /// What the provider keeps for it, for the provider's own use.

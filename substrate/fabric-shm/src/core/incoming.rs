@@ -6,6 +6,7 @@
 
 use beeline_fabric::{MemoryRegion, Opcode, Status, WorkCompletion};
 use beeline_os::moving;
+use beeline_ring::slots::SlotHead;
 
 use super::{Core, Inner};
 use crate::connection::{Blocked, Carried, Connection, Inbound};
@@ -17,18 +18,24 @@ use crate::shared_receive_queue::SharedReceives;
 const NO_GROUP: u32 = u32::MAX;
 
 impl Inner {
-    /// Matches messages with receives while there is room for completions.
+    /// Matches the message whose head is given, and those behind it, with receives while there is room
+    /// for completions: for one at least.
     #[inline(always)]
-    pub(super) fn receive_messages(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
+    pub(super) fn receive_messages(
+        &mut self,
+        core: &Core,
+        head: SlotHead,
+        out: &mut [WorkCompletion],
+    ) -> usize {
         match &core.shared_receives {
-            None => self.receive_own(core, out),
-            Some(shared) => self.receive_shared(core, shared, out),
+            None => self.receive_own(core, head, out),
+            Some(shared) => self.receive_shared(core, shared, head, out),
         }
     }
 
-    fn receive_own(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
+    fn receive_own(&mut self, core: &Core, head: SlotHead, out: &mut [WorkCompletion]) -> usize {
         let Some(connection) = &mut self.connection else { return 0 };
-        let (count, end) = take_in(core, connection, &mut self.receives, out);
+        let (count, end) = take_in(core, connection, &mut self.receives, head, out);
         if count > 0 {
             connection.found(count);
         }
@@ -42,10 +49,11 @@ impl Inner {
         &mut self,
         core: &Core,
         shared: &SharedReceives,
+        head: SlotHead,
         out: &mut [WorkCompletion],
     ) -> usize {
         let Some(connection) = &mut self.connection else { return 0 };
-        let (count, end) = take_in(core, connection, &mut shared.queue.borrow_mut(), out);
+        let (count, end) = take_in(core, connection, &mut shared.queue.borrow_mut(), head, out);
         if end == End::NoReceive {
             shared.starved.set(true);
             if !connection.own.is_starved() {
@@ -84,27 +92,26 @@ enum End {
     Failed,
 }
 
+/// Takes in the message whose head is given, and those behind it; `out` has room for one at least.
 #[inline(always)]
 fn take_in(
     core: &Core,
     connection: &mut Connection,
     receives: &mut Receives,
+    mut head: SlotHead,
     out: &mut [WorkCompletion],
 ) -> (usize, End) {
     let mut count = 0;
     // Messages of the group in hand that are still to come, once a group was met.
     let mut group = NO_GROUP;
-    for completion in out {
-        // Behind a group there is nothing yet, mostly; looking there would cost its sender a
-        // line and us a wait. The next look will. Who armed the queue relies on this one.
-        if group == 0 && !core.receive_queue.is_armed() {
-            break;
+    loop {
+        let Some(receive) = receives.front() else { return (count, End::NoReceive) };
+        let behind = head.behind;
+        if count == 0 || behind > 0 {
+            connection.look_ahead(behind);
         }
-        let behind = if let Some((length, immediate, behind)) = connection.peek_written() {
-            let Some(receive) = receives.front() else { return (count, End::NoReceive) };
-            if count == 0 || behind > 0 {
-                connection.look_ahead(behind);
-            }
+        let completion = &mut out[count];
+        if let Some((length, immediate)) = connection.written(head) {
             *completion = WorkCompletion {
                 wr_id: receive.wr_id,
                 status: Status::Success,
@@ -115,15 +122,10 @@ fn take_in(
                 context: core.options.context,
             };
             receives.pop();
-            connection.consume(0);
-            behind
-        } else if let Some((length, behind)) = connection.peek_short()
-            && let Some(receive) = receives.front()
+            connection.consume_slot();
+        } else if let Some(length) = Connection::short(head)
             && length as u64 <= receive.length
         {
-            if count == 0 || behind > 0 {
-                connection.look_ahead(behind);
-            }
             if length > 0
                 && let Some((region, offset)) = receives.place(&receive)
             {
@@ -140,15 +142,10 @@ fn take_in(
                 context: core.options.context,
             };
             receives.pop();
-            connection.consume(0);
-            behind
+            connection.consume_slot();
         } else {
-            let Some((message, behind)) = connection.peek() else { break };
-            let Some(receive) = receives.front() else { return (count, End::NoReceive) };
-            if count == 0 || behind > 0 {
-                connection.look_ahead(behind);
-            }
             let place = receives.place(&receive);
+            let message = connection.message(head);
             let (delivered, payload_bytes) = deliver(core, connection, &receive, place, message);
             *completion = delivered;
             receives.pop();
@@ -159,16 +156,23 @@ fn take_in(
             if delivered.status != Status::Success {
                 return (count + 1, End::Failed);
             }
-            behind
-        };
+        }
         count += 1;
         group = match group {
             NO_GROUP | 0 if behind == 0 => NO_GROUP,
             NO_GROUP | 0 => behind,
             left => left - 1,
         };
+        // Behind a group there is nothing yet, mostly; looking there would cost its sender a
+        // line and us a wait. The next look will. Who armed the queue relies on this one.
+        if count == out.len() || (group == 0 && !core.receive_queue.is_armed()) {
+            return (count, End::Enough);
+        }
+        match connection.head() {
+            Some(next) => head = next,
+            None => return (count, End::Enough),
+        }
     }
-    (count, End::Enough)
 }
 
 /// Places a message; returns its completion and the bytes it took of the payload area.
@@ -227,7 +231,7 @@ fn place(
     let memory = region.memory();
     // SAFETY: the range was just checked to lie inside the region.
     let target = unsafe { region.base().add(offset) };
-    let storing = moving::storing(memory.anchor());
+    let storing = moving::storing(region.anchor());
     match *bytes {
         // SAFETY: the target lies inside the region, which the receive keeps.
         Carried::Inline { first } => unsafe { connection.copy_inline(first, target, length) },

@@ -60,7 +60,7 @@ impl Inner {
                 if !unsafe { self.remote.place(connection, remote, source, length) } {
                     return false;
                 }
-                connection.push_written(length as u64, immediate);
+                connection.send_written(length as u64, immediate);
                 (Opcode::WriteWithImmediate, length)
             }
             Operation::Send { local, immediate: None } => {
@@ -69,7 +69,7 @@ impl Inner {
                     return false;
                 }
                 // SAFETY: as above.
-                if !unsafe { connection.push_short(source, length) } {
+                if !unsafe { connection.send_short(source, length) } {
                     return false;
                 }
                 (Opcode::Send, length)
@@ -81,9 +81,6 @@ impl Inner {
         }
         let (wr_id, length, signalled) = (request.wr_id, length as u64, request.signalled);
         self.finish(core, Done { wr_id, opcode, length, signalled });
-        if let Some(connection) = &mut self.connection {
-            connection.announce();
-        }
         true
     }
 }
