@@ -350,7 +350,7 @@ impl Keyspace<'_> {
         let persisted = match self.shard(needed) {
             Ok(shard) if shard.in_batch() => false,
             Ok(shard) => shard.commit().map(|()| true)?,
-            Err(_) => self.home().commit_peer(needed),
+            Err(_) => self.store().peers.commit(needed),
         };
         if !persisted {
             return Err(KvError::WrongShard { needed });

@@ -32,6 +32,7 @@ mod keyspace;
 mod known_row;
 mod options;
 mod ordered;
+mod peers;
 mod placement;
 mod random;
 mod recover;

@@ -24,6 +24,7 @@ use beeline_pmem::{Persister, PmemError, Pool, Segment};
 use crate::entry::{EXPIRES, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
+use crate::peers::Peer;
 use crate::segments::{FORMAT, FORMAT_PLAIN, QUARANTINED, SETTLED, SegmentState, UNTRUSTED, word};
 use crate::shard::Shard;
 use crate::shard::log::{Appended, Chain};
@@ -86,8 +87,10 @@ impl Store {
         let shards: Vec<_> = (0..store.shards())
             .map(|index| Arc::new(Mutex::new(Shard::new(Arc::clone(&store), index))))
             .collect();
-        *store.peers.lock().unwrap_or_else(PoisonError::into_inner) =
-            shards.iter().map(Arc::downgrade).collect();
+        store.peers.set(shards.iter().map(|shard| {
+            let shard: Arc<Mutex<dyn Peer>> = Arc::clone(shard) as _;
+            Arc::downgrade(&shard)
+        }));
         let mut states = Vec::with_capacity(segments.len());
         for segment in segments {
             states.push(adopt(&store, segment)?);

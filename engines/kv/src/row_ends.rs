@@ -283,7 +283,7 @@ impl Shard {
         }
         self.commit()?;
         let mut others = (0..self.store.shards()).filter(|shard| *shard != self.index);
-        Ok(others.all(|shard| self.commit_peer(shard)))
+        Ok(others.all(|shard| self.store.peers.commit(shard)))
     }
 
     /// The next way through keys, of up to [`ROWS_A_PASS`] rows of one namespace. `None` where their marks wait for

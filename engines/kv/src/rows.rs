@@ -27,6 +27,7 @@ use crate::counted::Fields;
 use crate::fault::{self, KnownBug};
 use crate::foreseen::FieldName;
 use crate::ordered::Keys;
+use crate::peers::Peer;
 use crate::recover::RecoveredHead;
 use crate::row_ends::RowEnds;
 use crate::segments::SegmentState;

@@ -358,21 +358,21 @@ impl Snapshot {
     /// Looks the keys up. Where a shard is busy, or gone, its entries are wanted.
     fn answer(&self, questions: &mut Questions) {
         let Questions { list, keys } = questions;
-        let peers: Vec<_> = {
-            let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.iter().map(std::sync::Weak::upgrade).collect()
-        };
-        for (owner, peer) in peers.into_iter().enumerate() {
+        for owner in 0..self.store.shards() {
             let mut own = list.iter_mut().filter(|question| question.owner == owner).peekable();
-            let Some(peer) = peer.filter(|_| own.peek().is_some()) else { continue };
-            let Ok(mut shard) = peer.try_lock() else { continue };
-            for question in own {
-                let Question { header, hash, place, .. } = *question;
-                let key = &keys[question.key..][..usize::from(header.key_length)];
-                let newest = shard.newest_version_of(header.namespace, hash, key, place);
-                question.is_wanted =
-                    newest.is_none_or(|newest| newest > self.version || newest <= header.version);
+            if own.peek().is_none() {
+                continue;
             }
+            // Of a shard that is not at hand everything is wanted.
+            let _busy_or_gone = self.store.peers.ask(owner, |shard| {
+                for question in own {
+                    let Question { header, hash, place, .. } = *question;
+                    let key = &keys[question.key..][..usize::from(header.key_length)];
+                    let newest = shard.newest_version_of(header.namespace, hash, key, place);
+                    question.is_wanted = newest
+                        .is_none_or(|newest| newest > self.version || newest <= header.version);
+                }
+            });
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What all shards share: versions, the segment table, flush barriers, limits and statistics.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use beeline_env::Clock;
 use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
@@ -9,9 +9,9 @@ use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
 use crate::catalog::Catalog;
 use crate::entry::Sealer;
 use crate::feed::Feed;
+use crate::peers::Peers;
 use crate::placement::Placement;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
-use crate::shard::Shard;
 use crate::stats::{DatabaseCounters, ShardCounters, StoreStats};
 use crate::write_back::WriteBack;
 use crate::{DATABASES, Eviction, INDEXES, KvError, SYSTEM_NAMESPACE, StoreOptions, Version};
@@ -90,7 +90,7 @@ pub struct Store {
     pub(crate) counters: Vec<ShardCounters>,
     pub(crate) database_counters: Vec<DatabaseCounters>,
     pub(crate) inboxes: Vec<Mutex<Vec<Freed>>>,
-    pub(crate) peers: Mutex<Vec<Weak<Mutex<Shard>>>>,
+    pub(crate) peers: Peers,
     pub(crate) write_back: WriteBack,
     pub(crate) cooperative: AtomicBool,
     /// More than 0 while a snapshot is being written: segments stay and overwrites in place are refused
@@ -175,7 +175,7 @@ impl Store {
             counters: (0..shards).map(|_| ShardCounters::default()).collect(),
             database_counters: (0..shards).map(|_| DatabaseCounters::default()).collect(),
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
-            peers: Mutex::default(),
+            peers: Peers::default(),
             snapshots: AtomicU32::new(0),
             replacing: AtomicBool::new(false),
             shortages: AtomicU64::new(0),

@@ -20,12 +20,13 @@
 //! Source: BOOM-KV §3.5, which leaves the collector open.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, PoisonError};
 
 use crate::KvError;
 use crate::entry::{ALIGNMENT, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
+use crate::peers::{Away, Peer};
 use crate::segments::{GRANTED, HEAD, QUARANTINED, SegmentState, VICTIM};
 use crate::shard::Shard;
 use crate::shard::log::{Appended, Chain, Draft};
@@ -372,27 +373,34 @@ impl Shard {
                     0
                 }
                 None => {
-                    self.note_superseded(job, header.namespace, hash, None);
+                    let newest = self.newest_place_of(header.namespace, hash);
+                    self.note_superseded(job, newest);
                     0
                 }
             }
         } else {
-            let Some(peer) = self.peer(owner) else { return Ok(None) };
-            let Some(mut peer) = try_lock(&peer) else { return Ok(None) };
-            match peer.slot_at(header.namespace, hash, place) {
-                Some(slot) if slot.is_needed() => {
-                    let to = self.copy_out(header, key, value)?;
-                    peer.repoint(header.namespace, hash, place, Some(to));
-                    u64::from(header.slot_bytes)
+            let store = Arc::clone(&self.store);
+            let dealt_with = store.peers.ask(owner, |peer| -> Result<u64, KvError> {
+                match peer.slot_at(header.namespace, hash, place) {
+                    Some(slot) if slot.is_needed() => {
+                        let to = self.copy_out(header, key, value)?;
+                        peer.repoint(header.namespace, hash, place, Some(to));
+                        Ok(u64::from(header.slot_bytes))
+                    }
+                    Some(_) => {
+                        peer.repoint(header.namespace, hash, place, None);
+                        Ok(0)
+                    }
+                    None => {
+                        let newest = peer.newest_place_of(header.namespace, hash);
+                        self.note_superseded(job, newest);
+                        Ok(0)
+                    }
                 }
-                Some(_) => {
-                    peer.repoint(header.namespace, hash, place, None);
-                    0
-                }
-                None => {
-                    self.note_superseded(job, header.namespace, hash, Some(&peer));
-                    0
-                }
+            });
+            match dealt_with {
+                Ok(copied) => copied?,
+                Err(Away::Gone | Away::Busy) => return Ok(None),
             }
         };
         let (namespace, version) = (header.namespace, header.version);
@@ -400,27 +408,10 @@ impl Shard {
         Ok(Some(copied))
     }
 
-    fn peer(&self, index: usize) -> Option<Arc<Mutex<Shard>>> {
-        let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.get(index)?.upgrade()
-    }
-
-    /// The slot of this hash that points at `place`.
-    pub(crate) fn slot_at(&self, namespace: u32, hash: u64, place: Location) -> Option<Slot> {
-        let index = self.spaces.get(namespace)?;
-        let id = index.find(hash, |slot| slot.location.same_place(place))?;
-        Some(*index.slot(id))
-    }
-
-    /// Remembers whose log supersedes a stale entry.
-    fn note_superseded(&mut self, job: &mut Job, namespace: u32, hash: u64, peer: Option<&Shard>) {
-        let index = match peer {
-            Some(peer) => peer.spaces.get(namespace),
-            None => self.spaces.get(namespace),
-        };
+    /// Remembers whose log supersedes a stale entry, whose key has its newest one there.
+    fn note_superseded(&mut self, job: &mut Job, newest: Option<Location>) {
         // No slot that could be asked (several keys with one hash): every log may hold it.
-        let owner = index
-            .and_then(|index| Some(index.slot(index.find_only(hash)?).location))
+        let owner = newest
             .filter(|location| location.is_readable())
             .and_then(|location| self.store.table.get(location.segment()))
             .map(|state| state.owner as usize);
@@ -454,22 +445,6 @@ impl Shard {
         Ok(appended)
     }
 
-    /// Points the slot at the copy; without one, marks it to go with the segment.
-    fn repoint(&mut self, namespace: u32, hash: u64, place: Location, to: Option<Appended>) {
-        let Some(index) = self.spaces.get(namespace) else { return };
-        let Some(id) = index.find(hash, |slot| slot.location.same_place(place)) else { return };
-        self.change_slot(namespace, id, |slot| match to {
-            Some(to) => {
-                slot.location = slot.location.moved_to(to.location);
-                // A client's slot may have been longer than its entry; the copy's is not.
-                slot.units = to.slot_bytes / ALIGNMENT;
-                // The original stays on media until its segment is freed.
-                slot.add_stale();
-            }
-            None => slot.location = Location(slot.location.0 | Location::DROPPED),
-        });
-    }
-
     /// Searches the indexes for slots in the victim that the walk did not meet, because their
     /// bytes were overwritten by the client that held the segment. True when all were dealt with.
     fn sweep_unmet(&mut self, job: &mut Job) -> Result<bool, KvError> {
@@ -477,45 +452,14 @@ impl Shard {
             if owner == self.index {
                 self.lose_slots(&job.victim);
             } else {
-                let Some(peer) = self.peer(owner) else { continue };
-                let Some(mut peer) = try_lock(&peer) else { return Ok(false) };
-                peer.lose_slots(&job.victim);
+                match self.store.peers.ask(owner, |peer| peer.lose_slots(&job.victim)) {
+                    Ok(()) | Err(Away::Gone) => {}
+                    Err(Away::Busy) => return Ok(false),
+                }
             }
         }
         job.swept = true;
         Ok(true)
-    }
-
-    /// Marks every readable slot in `segment` as lost.
-    fn lose_slots(&mut self, segment: &SegmentState) {
-        for namespace in self.spaces.numbers() {
-            let Some(index) = self.spaces.get(namespace) else { continue };
-            let mut hit = Vec::new();
-            for page in 0..index.pages() {
-                hit.extend(
-                    index
-                        .page(page)
-                        .filter(|slot| {
-                            slot.location.is_readable() && slot.location.segment() == segment.id
-                        })
-                        .copied(),
-                );
-            }
-            for slot in hit {
-                let Some(index) = self.spaces.get(namespace) else { continue };
-                let same = |known: &Slot| known.location.same_place(slot.location);
-                let Some(id) = index.find(slot.hash, same) else { continue };
-                stats::add(&self.counters().damaged, 1);
-                self.change_slot(namespace, id, |slot| {
-                    slot.location = Location(slot.location.0 | Location::LOST);
-                    if segment.by_run {
-                        // Its run is on record, and counts until the segment is freed.
-                        slot.add_stale();
-                    }
-                });
-                self.drop_if_hollow(namespace, id);
-            }
-        }
     }
 
     /// Frees victims that nothing holds any more; true when some are left.
@@ -534,7 +478,7 @@ impl Shard {
             // Acquire pairs with the release of the last reader.
             let free = job.victim.pins.load(Ordering::Acquire) == 0 && {
                 let needed = job.superseded_by.clone();
-                needed.into_iter().all(|shard| self.commit_peer(shard))
+                needed.into_iter().all(|shard| self.store.peers.commit(shard))
             };
             if free {
                 let job = self.collector.draining.swap_remove(at);
@@ -544,13 +488,6 @@ impl Shard {
             }
         }
         Ok(!self.collector.draining.is_empty())
-    }
-
-    pub(crate) fn commit_peer(&self, shard: usize) -> bool {
-        // A shard that is gone may have failed to persist: nothing is known of its last entries.
-        let Some(peer) = self.peer(shard) else { return false };
-        let Some(mut peer) = try_lock(&peer) else { return false };
-        peer.batch.is_none() && peer.commit().is_ok()
     }
 
     /// True when the newest entry of a database's key is persisted, in whatever log it is, so that no
@@ -581,11 +518,9 @@ impl Shard {
             }
             return Ok(commit || !pending);
         }
-        let Some(peer) = self.peer(owner) else { return Ok(false) };
-        let Some(mut peer) = try_lock(&peer) else { return Ok(false) };
-        // One that failed to persist says nothing about its last entries.
-        let pending = peer.poisoned || peer.log.is_pending(&state, location.offset());
-        Ok(!pending || (commit && peer.batch.is_none() && peer.commit().is_ok()))
+        let offset = location.offset();
+        let asked = self.store.peers.ask(owner, |peer| peer.is_persisted(&state, offset, commit));
+        Ok(asked.unwrap_or(false))
     }
 
     fn free_victim(&mut self, job: Job) -> Result<(), KvError> {
@@ -686,14 +621,6 @@ impl Shard {
 fn once_for_each_key(freed: &mut Vec<Freed>) {
     freed.sort_by_key(|freed| (freed.namespace, freed.hash, std::cmp::Reverse(freed.version)));
     freed.dedup_by_key(|freed| (freed.namespace, freed.hash));
-}
-
-fn try_lock(peer: &Mutex<Shard>) -> Option<MutexGuard<'_, Shard>> {
-    match peer.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
 }
 
 /// Copies the valid entry at `offset` into `out`.

@@ -10,6 +10,7 @@ mod collect;
 mod install;
 pub(crate) mod log;
 mod look;
+mod peer;
 pub(crate) mod reads;
 pub(crate) mod recycle;
 mod restore;

@@ -325,7 +325,7 @@ impl Shard {
         self.commit()?;
         let others = (0..self.store.shards()).filter(|shard| *shard != self.index);
         let mut asked = others.filter(|shard| superseded_by & 1 << (shard % 64) != 0);
-        if !asked.all(|shard| self.commit_peer(shard)) {
+        if !asked.all(|shard| self.store.peers.commit(shard)) {
             return Ok(false);
         }
         // The commit may have dealt with it.

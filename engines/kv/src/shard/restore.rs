@@ -1,33 +1,13 @@
 //! Records of a snapshot on their way into a shard, and what the writer of a snapshot asks a shard.
 
+use crate::KvError;
 use crate::entry::TOMBSTONE;
-use crate::index::{Location, STALE_UNKNOWN};
+use crate::index::STALE_UNKNOWN;
 use crate::shard::Shard;
 use crate::shard::log::{Chain, Draft};
 use crate::snapshot::Record;
-use crate::{KvError, Version};
 
 impl Shard {
-    /// Version of the newest entry of a key, unless that cannot be told.
-    pub(crate) fn newest_version_of(
-        &mut self,
-        namespace: u32,
-        hash: u64,
-        key: &[u8],
-        place: Location,
-    ) -> Option<Version> {
-        let id = self.find(namespace, hash, key)?;
-        let location = self.spaces.get(namespace)?.slot(id).location;
-        // What a client can overwrite is no witness, except against itself.
-        if !location.is_readable()
-            || (location.has(Location::UNTRUSTED) && !location.same_place(place))
-        {
-            return None;
-        }
-        let state = self.cache.get(&self.store.table, location.segment());
-        Some(crate::shard::read_header(state, location.offset()).version)
-    }
-
     /// Stores a record of a snapshot under its own version, unless a newer one is there.
     pub(crate) fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
         if record.is_appended() {
