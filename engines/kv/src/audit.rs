@@ -166,6 +166,7 @@ pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<Stri
     for shard in shards {
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         findings.extend(shard.disorder());
+        findings.extend(shard.row_differences());
         findings.extend(shard.misplaced_expiries());
     }
     findings.extend(stream_findings(store, shards, &appended, &mut live_bytes));

@@ -1,14 +1,16 @@
 //! Which namespaces there are: kept as entries of the system's namespace, one for each.
 //!
 //! ```text
-//! key "namespace:" number u32 (big-endian) → format u8 | flags u8 (1 by row, 2 ordered, 4 streams) |
+//! key "namespace:" number u32 (big-endian) → format u8 | flags u8 (1 by row, 2 ordered, 4 streams,
+//!                                            8 records of rows) |
 //!                                            policy of eviction u8 | 5 zeros |
 //!                                            time to live u64, ms; of streams bytes kept |
-//!                                            since u64 | most bytes u64
+//!                                            since u64 | most bytes u64 | time to live of rows u64, ms
 //! ```
 //!
 //! A record of format 1 ends before the most bytes, and has no policy: one without a limit is
-//! written so, as builds before format 2 read it.
+//! written so, as builds before format 2 read it. One of format 2 ends before the time to live of rows, and
+//! one of format 3 has records of rows.
 //!
 //! `since` is the version at which the namespace was created or cleared last: entries of it below
 //! are dead, and so are all entries of a namespace that is not in the catalog. So a number can be
@@ -27,6 +29,7 @@ use crate::index::Slot;
 use crate::options::Eviction;
 use crate::ordered::Ordered;
 use crate::row_ends::ROW_ENDS;
+use crate::service_rows::ROW_TIMES;
 use crate::shard::{Shard, read_header, read_key};
 use crate::space::{FIRST_NAMESPACE, IN_ROWS, NamespaceOptions};
 use crate::space_limit::{Account, NamespaceLimit};
@@ -37,12 +40,16 @@ const PREFIX: &[u8] = b"namespace:";
 const FORMAT: u8 = 1;
 /// With a limit.
 const LIMITED: u8 = 2;
+/// With records of rows; with or without a limit.
+const RECORDED: u8 = 3;
 const BY_ROW: u8 = 1;
 const ORDERED: u8 = 2;
 const STREAM: u8 = 4;
+const ROW_RECORDS: u8 = 8;
 /// Of a record of the first format; a limit follows.
 const RECORD_BYTES: usize = 24;
 const LIMITED_BYTES: usize = 32;
+const RECORDED_BYTES: usize = 40;
 
 /// What the store knows of one namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,12 +140,19 @@ fn record_key(number: u32) -> Vec<u8> {
 }
 
 fn encode(known: &Known) -> Vec<u8> {
-    let limited = known.limit != NamespaceLimit::default();
-    let mut record = vec![0; if limited { LIMITED_BYTES } else { RECORD_BYTES }];
-    record[0] = if limited { LIMITED } else { FORMAT };
+    let recorded = known.options.row_records;
+    let limited = recorded || known.limit != NamespaceLimit::default();
+    let (format, length) = match (recorded, limited) {
+        (true, _) => (RECORDED, RECORDED_BYTES),
+        (_, true) => (LIMITED, LIMITED_BYTES),
+        _ => (FORMAT, RECORD_BYTES),
+    };
+    let mut record = vec![0; length];
+    record[0] = format;
     record[1] = if known.options.by_row { BY_ROW } else { 0 }
         | if known.options.ordered { ORDERED } else { 0 }
-        | if known.options.stream { STREAM } else { 0 };
+        | if known.options.stream { STREAM } else { 0 }
+        | if recorded { ROW_RECORDS } else { 0 };
     record[2] = code_of(known.limit.eviction);
     let options = &known.options;
     let term = if options.stream { options.keep_bytes } else { options.time_to_live_ms };
@@ -146,6 +160,9 @@ fn encode(known: &Known) -> Vec<u8> {
     record[16..24].copy_from_slice(&known.since.to_le_bytes());
     if limited {
         record[24..32].copy_from_slice(&known.limit.max_bytes.to_le_bytes());
+    }
+    if recorded {
+        record[32..40].copy_from_slice(&options.row_time_to_live_ms.to_le_bytes());
     }
     record
 }
@@ -158,16 +175,21 @@ pub(crate) fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, 
     let number = u32::from_be_bytes(number);
     let what = "the record of a namespace";
     let format = record.first().copied().unwrap_or_default();
-    let length = if format == LIMITED { LIMITED_BYTES } else { RECORD_BYTES };
+    let length = match format {
+        RECORDED => RECORDED_BYTES,
+        LIMITED => LIMITED_BYTES,
+        _ => RECORD_BYTES,
+    };
     if record.len() != length {
         let (found, supported) = (record.len() as u64, length as u64);
         return Err(KvError::Format { what, found, supported });
     }
     let policy = Eviction::ALL.get(usize::from(record[2])).copied();
-    let (Some(eviction), FORMAT | LIMITED, 0) =
-        (policy, format, record[1] & !(BY_ROW | ORDERED | STREAM))
+    let recorded = format == RECORDED;
+    let flags = BY_ROW | ORDERED | STREAM | if recorded { ROW_RECORDS } else { 0 };
+    let (Some(eviction), FORMAT | LIMITED | RECORDED, 0) = (policy, format, record[1] & !flags)
     else {
-        let (found, supported) = (u64::from(format), u64::from(LIMITED));
+        let (found, supported) = (u64::from(format), u64::from(RECORDED));
         return Err(KvError::Format { what, found, supported });
     };
     let u64_at = |at: usize| {
@@ -182,8 +204,10 @@ pub(crate) fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, 
         time_to_live_ms: if stream { 0 } else { u64_at(8) },
         stream,
         keep_bytes: if stream { u64_at(8) } else { 0 },
+        row_records: recorded,
+        row_time_to_live_ms: if recorded { u64_at(32) } else { 0 },
     };
-    let max_bytes = if format == LIMITED { u64_at(24) } else { 0 };
+    let max_bytes = if format == FORMAT { 0 } else { u64_at(24) };
     let limit = NamespaceLimit { max_bytes, eviction };
     let tagged = tagged(number, &options);
     Ok(Some((number, Known { tagged, options, limit, since: u64_at(16) })))
@@ -233,7 +257,7 @@ impl Store {
         let databases = 0..u32::from(crate::DATABASES);
         let fields = databases.clone().map(crate::rows::fields_of);
         let expiries = databases.map(crate::expiries::expiries_of);
-        let own = (0..INDEXES as u32).chain(fields).chain(expiries).chain([ROW_ENDS]);
+        let own = (0..INDEXES as u32).chain(fields).chain(expiries).chain([ROW_ENDS, ROW_TIMES]);
         own.map(|namespace| (namespace, self.barrier(namespace)))
             .chain(self.catalog.all().into_iter().map(|(_, known)| (known.tagged, known.since)))
             .collect()
@@ -272,6 +296,9 @@ impl Shard {
         if known.options.ordered && extra.ordered.is_none() {
             extra.ordered = Some(Ordered::default());
         }
+        if known.options.row_records {
+            extra.rows.get_or_insert_default();
+        }
         if known.options.stream {
             extra.streams.get_or_insert_default();
         }
@@ -295,6 +322,7 @@ impl Shard {
         }
         self.settle_expiries();
         self.settle_row_ends();
+        self.settle_row_records();
     }
 
     /// What an ordered namespace's order says other than its index, a sentence each.
@@ -386,6 +414,14 @@ impl Keyspace<'_> {
         }
         if options.keep_bytes != 0 && !options.stream {
             let reason = "bytes to keep are for streams";
+            return Err(KvError::NamespaceTaken { number, reason });
+        }
+        if options.row_records && (!options.by_row || options.stream) {
+            let reason = "records of rows are for namespaces by row that hold keys";
+            return Err(KvError::NamespaceTaken { number, reason });
+        }
+        if options.row_time_to_live_ms != 0 && !options.row_records {
+            let reason = "a time to live of rows needs records of rows";
             return Err(KvError::NamespaceTaken { number, reason });
         }
         if options.stream {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use beeline_pmem::{Pool, PoolOptions};
 
+use crate::check_rows::{RowEndSeen, RowTimeSeen, malformed, named};
 use crate::check_streams::{Gathered, StreamSeen};
 use crate::entry::{FIRST_ENTRY, HEADER_BYTES, Header, Sealer};
 use crate::segments::{FORMAT, FORMAT_PLAIN, SETTLED, SegmentState, UNTRUSTED, word};
@@ -38,6 +39,10 @@ pub struct CheckReport {
     pub accepted: u64,
     /// Streams, by namespace and row.
     pub streams: Vec<StreamSeen>,
+    /// Services' rows that ended and wait for the collection of their keys.
+    pub row_ends: Vec<RowEndSeen>,
+    /// Services' rows that have a time.
+    pub row_times: Vec<RowTimeSeen>,
     /// What nothing explains.
     pub damages: Vec<Damage>,
 }
@@ -119,6 +124,8 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
     if pool.root_word(root::REPLACING) == 0 {
         gathered.find_heads(&sealer, &states);
         report.streams = gathered.streams();
+        report.row_ends = gathered.rows.ends(&sealer, &states);
+        report.row_times = gathered.rows.times(|namespace| gathered.since(namespace));
     }
     let lost = report.accepted > 0 || pool.root_word(root::ACCEPTED) != 0;
     for stream in report.streams.iter().filter(|stream| stream.missing > 0 && !lost) {
@@ -147,6 +154,10 @@ fn check_segment(
         }
         report.entries += 1;
         gathered.take(state.id, &found, bytes);
+        // A client may write what it likes into its own segment.
+        if !client {
+            wrong.extend(malformed(&found, bytes));
+        }
         let used = u64::from(found.offset) + found.header.used_bytes();
         let end = found.offset + found.header.slot_bytes;
         // A client's slot may hold what is left of a longer, older entry.
@@ -201,9 +212,7 @@ fn reads(bytes: &[u8], offset: u32) -> String {
         rest.get(HEADER_BYTES as usize..HEADER_BYTES as usize + usize::from(header.key_length));
     match key {
         Some(key) if header.is_plausible(rest.len() as u64) => {
-            let key = String::from_utf8_lossy(&key[..key.len().min(64)]).into_owned();
-            let what = if header.is_tombstone() { "deletion of " } else { "" };
-            format!("; it reads as the {what}key {key:?} in database {}", header.namespace)
+            format!("; it reads as {}", named(header.namespace, key, header.is_tombstone()))
         }
         _ => String::new(),
     }

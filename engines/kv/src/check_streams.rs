@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use crate::catalog::{self, Known};
+use crate::check_rows::Rows;
 use crate::entry::{HEADER_BYTES, Sealer};
+use crate::row_ends::is_about_rows;
 use crate::segments::SegmentState;
 use crate::space::{IN_ROWS, row_of};
 use crate::streams::{Found as Runs, decode_head, entry_key, find_entry};
@@ -29,7 +31,7 @@ pub struct StreamSeen {
 }
 
 /// Newest version of a key, and what it holds.
-type Newest<T> = (Version, Option<T>);
+pub(crate) type Newest<T> = (Version, Option<T>);
 /// Newest heads, generation and first position, by namespace and key.
 type Heads = BTreeMap<(u32, Vec<u8>), Newest<(u64, u64)>>;
 
@@ -40,9 +42,16 @@ pub(crate) struct Gathered {
     runs: BTreeMap<u32, Runs>,
     catalog: BTreeMap<Vec<u8>, Newest<(u32, Known)>>,
     heads: Heads,
+    pub rows: Rows,
 }
 
-fn newest<K: Ord, T>(all: &mut BTreeMap<K, Newest<T>>, key: K, version: Version, value: Option<T>) {
+/// Keeps what has the largest version.
+pub(crate) fn newest<K: Ord, T>(
+    all: &mut BTreeMap<K, Newest<T>>,
+    key: K,
+    version: Version,
+    value: Option<T>,
+) {
     let known = all.entry(key).or_insert((0, None));
     if version >= known.0 {
         *known = (version, value);
@@ -50,7 +59,7 @@ fn newest<K: Ord, T>(all: &mut BTreeMap<K, Newest<T>>, key: K, version: Version,
 }
 
 /// Key and value of an entry.
-fn parts<'b>(found: &Found, bytes: &'b [u8]) -> (&'b [u8], &'b [u8]) {
+pub(crate) fn parts<'b>(found: &Found, bytes: &'b [u8]) -> (&'b [u8], &'b [u8]) {
     let start = (found.offset + HEADER_BYTES) as usize;
     let end = (u64::from(found.offset) + found.header.used_bytes()) as usize;
     bytes[start..end].split_at(usize::from(found.header.key_length))
@@ -58,11 +67,11 @@ fn parts<'b>(found: &Found, bytes: &'b [u8]) -> (&'b [u8], &'b [u8]) {
 
 impl Gathered {
     pub fn new(barrier: Version) -> Self {
-        let (runs, catalog, heads) = Default::default();
-        Self { barrier, runs, catalog, heads }
+        let (runs, catalog, heads, rows) = Default::default();
+        Self { barrier, runs, catalog, heads, rows }
     }
 
-    /// Takes in an entry of a stream, or of the catalog.
+    /// Takes in an entry of a stream, of the catalog, or about a service's row.
     pub fn take(&mut self, segment: u32, found: &Found, bytes: &[u8]) {
         let header = &found.header;
         if header.version < self.barrier {
@@ -75,7 +84,16 @@ impl Gathered {
         } else if header.namespace == SYSTEM_NAMESPACE {
             let known = catalog::decode(key, value).ok().flatten();
             newest(&mut self.catalog, key.to_vec(), header.version, known);
+        } else if is_about_rows(header.namespace) {
+            self.rows.take(found, bytes);
         }
+    }
+
+    /// The version at which a namespace, as entries name it, was created or cleared; `None`: it is not there.
+    pub fn since(&self, tagged: u32) -> Option<Version> {
+        let known = self.catalog.values().filter_map(|newest| newest.1);
+        let mut here = known.filter(|(_, known)| known.tagged == tagged);
+        here.next().map(|(_, known)| known.since.max(self.barrier))
     }
 
     /// Looks for the heads of streams, where there are any entries of streams or namespaces of them.

@@ -49,11 +49,13 @@ pub enum KnownBug {
     ForgetRowEnds,
     /// The mark of a row that ended goes before the deletions of its keys are persisted.
     UnmarkEarly,
+    /// The time of a row that ended stays on media when the row's mark goes.
+    KeepRowTimes,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -75,6 +77,7 @@ impl KnownBug {
         Self::AppendAway,
         Self::ForgetRowEnds,
         Self::UnmarkEarly,
+        Self::KeepRowTimes,
     ];
 }
 

@@ -18,6 +18,7 @@ use crate::entry::{Header, Sealer};
 use crate::expiries::is_beside;
 use crate::row_ends::{self, ROW_ENDS};
 use crate::rows::database_of;
+use crate::service_rows::ROW_TIMES;
 use crate::siphash::SipHash;
 use crate::space::{IN_ROWS, row_of};
 
@@ -94,11 +95,11 @@ impl Placement {
             return 0;
         }
         let decides = if namespace & IN_ROWS == 0 { key } else { row_of(key) };
-        // Fields lie with the key whose row they are, expiries with their value, and the mark of a row that
-        // ended with the row.
+        // Fields lie with the key whose row they are, expiries with their value, and mark and time of a row
+        // with the row.
         let namespace = if is_beside(namespace) {
             database_of(namespace)
-        } else if namespace == ROW_ENDS {
+        } else if namespace == ROW_ENDS || namespace == ROW_TIMES {
             row_ends::namespace_of(key).unwrap_or(namespace)
         } else {
             namespace

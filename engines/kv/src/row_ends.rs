@@ -26,6 +26,7 @@ use crate::feed::EventKind;
 use crate::index::{Location, Slot};
 use crate::ordered::Keys;
 use crate::segments::SegmentState;
+use crate::service_rows::ROW_TIMES;
 use crate::shard::upkeep::Swept;
 use crate::shard::{PutOptions, Shard, read_header, read_key};
 use crate::space::{FIRST_NAMESPACE, IN_ROWS, Key, behind_prefix, row_of};
@@ -46,8 +47,14 @@ pub(crate) fn has_marks(namespace: u32) -> bool {
     namespace >= IN_ROWS | FIRST_NAMESPACE
 }
 
-/// The key of a row's mark.
-fn mark_key(namespace: u32, row: &[u8]) -> Vec<u8> {
+/// True for the namespaces of what is stored about services' rows: marks and times.
+#[inline]
+pub(crate) fn is_about_rows(namespace: u32) -> bool {
+    namespace == ROW_ENDS || namespace == ROW_TIMES
+}
+
+/// The key of a row's mark, and of its time.
+pub(crate) fn mark_key(namespace: u32, row: &[u8]) -> Vec<u8> {
     let mut key = Vec::with_capacity(2 + row.len() + NUMBER_BYTES);
     key.extend_from_slice(&(row.len() as u16).to_be_bytes());
     key.extend_from_slice(row);
@@ -144,7 +151,7 @@ impl RowEnds {
     }
 
     /// Version below which keys of a row are dead; 0: it did not end.
-    fn end_of(&self, namespace: u32, row: &[u8]) -> Version {
+    pub(crate) fn end_of(&self, namespace: u32, row: &[u8]) -> Version {
         let known = self.marks.get(&namespace);
         known.and_then(|known| known.get(row)).copied().unwrap_or_default()
     }
@@ -160,6 +167,11 @@ impl Keyspace<'_> {
     /// [`KvError::WrongShard`], [`KvError::KeyTooLong`] for a row of more than 65,529 bytes,
     /// [`KvError::BatchTooLarge`], [`KvError::PoolFull`] when not even that room is left, the pool's.
     pub fn delete_row(&mut self, number: u32, row: &[u8]) -> Result<(), KvError> {
+        self.end_row(number, row, true)
+    }
+
+    /// As [`Keyspace::delete_row`]; an effect of a command where `tell`.
+    pub(crate) fn end_row(&mut self, number: u32, row: &[u8], tell: bool) -> Result<(), KvError> {
         let space = self.keyed(number)?;
         let namespace = space.tagged;
         if !has_marks(namespace) {
@@ -172,9 +184,13 @@ impl Keyspace<'_> {
         }
         let hash = self.store().place(ROW_ENDS, &key);
         let owner = self.store().owner_of(hash);
-        if !self.home().in_batch() && self.shard(owner)?.has_no_key(namespace, &prefix) {
+        let in_batch = self.home().in_batch();
+        let shard = self.shard(owner)?;
+        // A time goes with the mark.
+        if !in_batch && !shard.has_row_time(namespace, row) && shard.has_no_key(namespace, &prefix)
+        {
             // Another member may still have dead keys of it, and tells its end.
-            self.tell_end(namespace, &prefix);
+            self.tell_end(namespace, &prefix, tell);
             return Ok(());
         }
         self.store().raise_format_for_row_ends()?;
@@ -191,13 +207,15 @@ impl Keyspace<'_> {
         }
         let version = stored?.version;
         home.feed_note(version, namespace, &prefix, EventKind::DeleteRow);
-        self.shard(owner)?.ended.marks.add(namespace, row, version);
-        self.tell_end(namespace, &prefix);
+        let shard = self.shard(owner)?;
+        shard.ended.marks.add(namespace, row, version);
+        shard.end_row_record(namespace, row);
+        self.tell_end(namespace, &prefix, tell);
         Ok(())
     }
 
-    fn tell_end(&mut self, namespace: u32, prefix: &[u8]) {
-        if self.joins_several() {
+    fn tell_end(&mut self, namespace: u32, prefix: &[u8], tell: bool) {
+        if tell && self.joins_several() {
             self.effects.delete_row(namespace, prefix);
         }
     }
@@ -294,6 +312,7 @@ impl Shard {
         for (row, version) in looked_at {
             let key = mark_key(namespace, &row);
             if self.newest_is_persisted(ROW_ENDS, &key, commit)? {
+                self.end_row_time(namespace, &row, version)?;
                 rows.insert(row, version);
             }
         }
@@ -413,6 +432,6 @@ impl Shard {
 }
 
 /// The row in the key of a service's entry, which no client can write.
-fn row_at<'s>(state: &'s SegmentState, slot: &Slot, header: &Header) -> &'s [u8] {
+pub(crate) fn row_at<'s>(state: &'s SegmentState, slot: &Slot, header: &Header) -> &'s [u8] {
     row_of(state.bytes(slot.location.offset() + HEADER_BYTES, usize::from(header.key_length)))
 }

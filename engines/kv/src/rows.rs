@@ -52,7 +52,7 @@ const FIELDS: u32 = 32;
 /// Bits of a field's position: what a scan's cursor can hold.
 const POSITION_BITS: u32 = 48;
 /// Bytes of a head's value.
-const HEAD_BYTES: usize = 16;
+pub(crate) const HEAD_BYTES: usize = 16;
 /// Bytes between the row and the field's name.
 const SUB_BYTES: usize = 16;
 /// Fields of ended rows removed in one slice of upkeep.
@@ -134,6 +134,8 @@ pub(crate) struct Ended {
     hollow: Vec<(u32, Vec<u8>)>,
     /// Rows of services that ended.
     pub marks: RowEnds,
+    /// Keys of times of services' rows that mean nothing any more.
+    pub times: Vec<Vec<u8>>,
 }
 
 /// Where a sweep begins.
@@ -150,6 +152,7 @@ impl Default for Ended {
             again: false,
             hollow: Vec::new(),
             marks: RowEnds::default(),
+            times: Vec::new(),
         }
     }
 }
@@ -216,6 +219,15 @@ impl Store {
 pub(crate) fn field_position(generation: u64, field: &[u8]) -> u64 {
     let key = [generation, generation.rotate_left(32)];
     SipHash::of(key, field) >> (64 - POSITION_BITS)
+}
+
+/// True for the key of a field that has the position of its name.
+pub(crate) fn field_at_its_place(key: &[u8]) -> bool {
+    let behind = key.get(2 + crate::space::row_of(key).len()..).unwrap_or_default();
+    let Some((generation, rest)) = behind.split_first_chunk::<8>() else { return false };
+    let Some((position, field)) = rest.split_first_chunk::<8>() else { return false };
+    let generation = u64::from_be_bytes(*generation);
+    field_position(generation, field) == u64::from_be_bytes(*position)
 }
 
 /// What keys of a row's fields begin with.

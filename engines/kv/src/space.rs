@@ -37,6 +37,12 @@ pub struct NamespaceOptions {
     /// Of streams: with its appends a stream is cut off in front so that this many bytes are kept, and less
     /// than a segment more; 0: it keeps all until a caller cuts it off.
     pub keep_bytes: u64,
+    /// Of a namespace by row: it is known of each row how many keys it has and when it ends
+    /// ([`Keyspace::row_state`], [`Keyspace::expire_row`]). Takes memory for each row.
+    pub row_records: bool,
+    /// A row ends this long after its first key was put into it, in milliseconds, with all its keys; 0: never.
+    /// Needs `row_records`.
+    pub row_time_to_live_ms: u64,
 }
 
 /// A key of a namespace.
@@ -291,9 +297,14 @@ impl Keyspace<'_> {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let space = self.keyed(number)?;
-        let key = space.stored(key.into())?;
-        let hash = self.store().place(space.tagged, &key);
+        let key = key.into();
+        let row = key.row;
+        let key = space.stored(key)?;
         let options = self.with_life(&space, options);
+        if space.options.row_records {
+            return Ok(self.put_in_row((&space, number), row, &key, value, options)?.version);
+        }
+        let hash = self.store().place(space.tagged, &key);
         Ok(self.put_at(space.tagged, hash.into(), &key, value, options)?.version)
     }
 
@@ -416,6 +427,11 @@ impl Keyspace<'_> {
                 Err(refused) => return Ok(refused),
             };
         }
+        for (this, (space, ..)) in writes.iter().zip(&looked.places) {
+            if matches!(this.change, Change::Put { .. }) {
+                self.end_past_row(space, this.namespace, this.key.row)?;
+            }
+        }
         let Looked { places, mut versions, puts, deletions, freed, appends, .. } = looked;
         // What is refused is refused before the first change.
         self.check_batch_limit(puts)?;
@@ -489,6 +505,7 @@ impl Keyspace<'_> {
         match this.change {
             Change::Put { value, options } => {
                 let options = self.with_life(space, options);
+                self.begin_row(space, this.key.row)?;
                 Ok(self.put_at(space.tagged, (*hash).into(), key, value, options)?.version)
             }
             Change::Delete => self.delete_at(space.tagged, key).map(|_| 0),
@@ -535,6 +552,11 @@ impl Keyspace<'_> {
                     let bytes = self.check_put(&key, length)?;
                     looked.puts += bytes;
                     looked.freed += replaced;
+                    let begins = (this.namespace, this.key.row);
+                    if space.options.row_time_to_live_ms != 0 && looked.begins != Some(begins) {
+                        looked.puts += self.time_bytes(&space, this.key.row)?;
+                        looked.begins = Some(begins);
+                    }
                     looked.add(space.tagged, owner, bytes.cast_signed() - replaced.cast_signed());
                 }
                 Change::Delete => {
@@ -634,6 +656,8 @@ struct Looked<'w> {
     appends: Option<usize>,
     /// By how many bytes a service's namespace grows in a shard.
     growth: Vec<(u32, usize, i64)>,
+    /// The row whose time was counted last.
+    begins: Option<(u32, &'w [u8])>,
 }
 
 impl Looked<'_> {

@@ -11,6 +11,7 @@ use crate::INDEXES;
 use crate::counted::Counted;
 use crate::index::Index;
 use crate::ordered::Ordered;
+use crate::service_rows::RowRecords;
 use crate::space_limit::Account;
 use crate::streams::Streams;
 
@@ -25,6 +26,8 @@ pub(crate) struct Extra {
     pub streams: Option<Box<Streams>>,
     /// Of rows' fields: how many each row has.
     pub counted: Counted,
+    /// Of a namespace with records of its rows.
+    pub rows: Option<Box<RowRecords>>,
 }
 
 #[derive(Debug)]
@@ -100,12 +103,17 @@ impl Spaces {
                 let index = Index::default();
                 let ordered = crate::rows::is_fields(namespace).then(Ordered::default);
                 let counted = Counted::default();
-                let (number, streams) = (namespace, None);
-                self.extra.insert(at, Extra { number, index, ordered, streams, counted });
+                let (number, streams, rows) = (namespace, None, None);
+                self.extra.insert(at, Extra { number, index, ordered, streams, counted, rows });
                 at
             }
         };
         &mut self.extra[at]
+    }
+
+    /// The namespaces behind the databases.
+    pub fn extras(&self) -> impl Iterator<Item = &Extra> {
+        self.extra.iter()
     }
 
     /// Every namespace's streams.
@@ -128,6 +136,9 @@ impl Spaces {
             *ordered = Ordered::default();
         }
         extra.counted = Counted::default();
+        if let Some(rows) = &mut extra.rows {
+            **rows = RowRecords::default();
+        }
         let account = extra.index.account.clone();
         let taken = std::mem::take(&mut extra.index);
         extra.index.account = account;
@@ -179,5 +190,11 @@ impl Spaces {
             + ordered.map(Ordered::memory_bytes).sum::<u64>()
             + self.streams().map(Streams::memory_bytes).sum::<u64>()
             + self.extra.iter().map(|extra| extra.counted.memory_bytes()).sum::<u64>()
+            + self
+                .extra
+                .iter()
+                .filter_map(|extra| extra.rows.as_ref())
+                .map(|rows| rows.memory_bytes())
+                .sum::<u64>()
     }
 }

@@ -447,7 +447,7 @@ impl Store {
             None if crate::expiries::is_beside(namespace) => {
                 self.barrier(crate::rows::database_of(namespace))
             }
-            None if namespace == crate::row_ends::ROW_ENDS => self.barrier(SYSTEM_NAMESPACE),
+            None if crate::row_ends::is_about_rows(namespace) => self.barrier(SYSTEM_NAMESPACE),
             None => self.catalog.since(namespace),
         }
     }

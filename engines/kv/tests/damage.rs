@@ -374,3 +374,43 @@ fn what_was_lost_of_a_row_that_ended_does_not_come_back_with_an_opening() {
         while store.maintain().unwrap() {}
     }
 }
+
+#[test]
+fn a_damaged_mark_of_a_row_that_ended_is_told_with_its_row() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), false).unwrap();
+    store.with_all(|keys| {
+        let options = NamespaceOptions { by_row: true, ..Default::default() };
+        keys.create_namespace(256, options).unwrap();
+        for name in [b"a", b"b"] {
+            let key = (b"row".as_slice(), name.as_slice());
+            keys.put_in(256, key, &[b"value"], PutOptions::default()).unwrap();
+        }
+        keys.delete_row(256, b"row").unwrap();
+        keys.commit().unwrap();
+    });
+    drop(store);
+    let report = check(directory.path()).unwrap();
+    assert!(!report.is_damaged(), "{:#?}", report.damages);
+    let ends: Vec<_> = report.row_ends.iter().map(|end| (end.namespace, end.entries)).collect();
+    assert_eq!(ends, [(256, 2)]);
+    let (path, at) = find_last(directory.path(), b"\x00\x03row\x00\x00\x01\x00");
+    flip(&path, at + 1, 4);
+    let report = check(directory.path()).unwrap();
+    let told: Vec<_> = report.damages.iter().map(|damage| damage.what.clone()).collect();
+    // What the damaged key still tells.
+    assert!(
+        told.iter().any(|what| what.contains("does not verify; it reads as the end of")),
+        "{told:?}"
+    );
+    assert!(report.row_ends.is_empty());
+    assert!(open(directory.path(), false).is_err(), "the keys would come back in silence");
+    flip(&path, at + 1, 4);
+    flip(&path, at + 3, 0);
+    let report = check(directory.path()).unwrap();
+    let told: Vec<_> = report.damages.iter().map(|damage| damage.what.clone()).collect();
+    assert!(
+        told.iter().any(|what| what.contains("the end of row \"rnw\" of namespace 256")),
+        "{told:?}"
+    );
+}

@@ -30,6 +30,8 @@ const OPTIONS: NamespaceOptions = NamespaceOptions {
     time_to_live_ms: 0,
     stream: false,
     keep_bytes: 0,
+    row_records: false,
+    row_time_to_live_ms: 0,
 };
 
 /// See the module's documentation.

@@ -65,6 +65,23 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
             .map(|damage| serde_json::json!({"segment": damage.segment, "what": damage.what}))
             .collect();
         let streams: Vec<_> = report.streams.iter().map(stream_object).collect();
+        let text = |row: &[u8]| String::from_utf8_lossy(row).into_owned();
+        let row_ends: Vec<_> = report
+            .row_ends
+            .iter()
+            .map(|end| {
+                let (namespace, row, entries) = (end.namespace, text(&end.row), end.entries);
+                serde_json::json!({"namespace": namespace, "row": row, "entries": entries})
+            })
+            .collect();
+        let row_times: Vec<_> = report
+            .row_times
+            .iter()
+            .map(|time| {
+                let (namespace, row, at) = (time.namespace, text(&time.row), time.expires_at_ms);
+                serde_json::json!({"namespace": namespace, "row": row, "expires_at_ms": at})
+            })
+            .collect();
         output.object(&serde_json::json!({
             "path": path.display().to_string(),
             "segments": report.segments,
@@ -74,6 +91,8 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
             "accepted": report.accepted,
             "clean": report.clean,
             "streams": streams,
+            "row_ends": row_ends,
+            "row_times": row_times,
             "damages": damages,
         }))?;
     } else {
@@ -92,6 +111,16 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
                 stream.next,
                 human_bytes(stream.bytes)
             ))?;
+        }
+        for end in &report.row_ends {
+            let row = String::from_utf8_lossy(&end.row);
+            let left = count(end.entries, "entry", "entries");
+            output.line(format!("ended row {} {row:?}: {left} left", end.namespace))?;
+        }
+        for time in &report.row_times {
+            let row = String::from_utf8_lossy(&time.row);
+            let at = time.expires_at_ms;
+            output.line(format!("row {} {row:?}: ends at {at} ms since 1970", time.namespace))?;
         }
         let end = if report.clean { "closed in good order" } else { "not closed in good order" };
         output.line(format!(

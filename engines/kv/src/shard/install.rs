@@ -36,6 +36,9 @@ impl Shard {
         if namespace < crate::INDEXES as u32 {
             return came;
         }
+        if self.spaces.extra(namespace).is_some_and(|extra| extra.rows.is_some()) {
+            self.count_in_row(namespace, key, before, !appended.location.is_absent());
+        }
         self.note_order(namespace, key, appended, held).unwrap_or(came)
     }
 

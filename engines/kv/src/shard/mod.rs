@@ -342,7 +342,9 @@ impl Shard {
             stats::add(&self.counters().damaged, 1);
             return None;
         }
-        if self.is_of_ended_row(namespace, &slot, &header) {
+        if self.is_of_ended_row(namespace, &slot, &header)
+            || self.is_of_past_row(namespace, &slot, &header)
+        {
             return None;
         }
         let (expires_at_ms, changed) = self.expiry_of(namespace, &slot, &header);
@@ -725,6 +727,7 @@ impl Shard {
     pub(crate) fn forget(&mut self, namespace: u32) {
         self.forget_records(namespace);
         self.forget_streams(namespace);
+        self.forget_row_times(namespace);
         let Some(index) = self.spaces.take(namespace) else { return };
         self.collector.garbage_made += index.live_bytes;
         if let Some(account) = &index.account {

@@ -99,10 +99,16 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
+        if let Some(at_ms) = self.next_row_end() {
+            let wait =
+                at_ms.saturating_sub(self.store.deletes_until_ms()).clamp(10, LONGEST_SLEEP_MS);
+            sooner(&mut deadline, now_ns + wait * 1_000_000);
+        }
         let live = self.live_bytes();
         for swept in [
             self.sweep_hollow_rows(),
             self.sweep_expiries(),
+            self.sweep_row_times(),
             self.sweep_rows(true),
             self.sweep_row_ends(true),
         ] {

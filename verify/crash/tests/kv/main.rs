@@ -12,6 +12,7 @@ mod expiries;
 mod histories;
 mod namespaces;
 mod row_ends;
+mod row_times;
 mod rows;
 mod streams;
 mod world;

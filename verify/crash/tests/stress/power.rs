@@ -356,6 +356,7 @@ fn known_bugs_are_caught_by_random_histories() {
                 | KnownBug::AppendAway
                 | KnownBug::ForgetRowEnds
                 | KnownBug::UnmarkEarly
+                | KnownBug::KeepRowTimes
         ) {
             // Too rare for chance, or not about databases: they have histories of their own.
             continue;
