@@ -225,7 +225,7 @@ impl Needs {
         match command.scope {
             Scope::Connection | Scope::Node | Scope::Transaction | Scope::Elsewhere => {}
             Scope::Keys | Scope::Watch => {
-                for position in command.key_positions(args.len()) {
+                for position in command.key_positions(args) {
                     self.add(placement.shard_of(database, args.get(position)));
                 }
             }

@@ -9,6 +9,7 @@ mod entries;
 
 use crate::args::Args;
 use crate::commands::{DataHandler, SessionHandler};
+use crate::number::parse_i64;
 
 pub use entries::COMMANDS;
 
@@ -38,13 +39,15 @@ pub mod flag {
     pub const NO_ASYNC_LOADING: u32 = 1 << 10;
     /// Refused inside a transaction.
     pub const NO_MULTI: u32 = 1 << 11;
+    /// Its arguments alone tell which of them are keys: a count stands before them.
+    pub const MOVABLE_KEYS: u32 = 1 << 12;
     /// Allowed while a script holds the node.
-    pub const ALLOW_BUSY: u32 = 1 << 12;
+    pub const ALLOW_BUSY: u32 = 1 << 13;
     /// Nothing.
     pub const NO_FLAGS: u32 = 0;
 
     /// Names in the order COMMAND lists them.
-    pub const NAMES: [&str; 13] = [
+    pub const NAMES: [&str; 14] = [
         "write",
         "readonly",
         "denyoom",
@@ -57,6 +60,7 @@ pub mod flag {
         "no_auth",
         "no_async_loading",
         "no_multi",
+        "movablekeys",
         "allow_busy",
     ];
 }
@@ -102,14 +106,61 @@ pub struct KeySpec {
     pub notes: &'static str,
     /// How the keys are used.
     pub flags: &'static [&'static str],
-    /// Index of the first key among the arguments.
-    pub first: i64,
-    /// Index of the last key, relative to the first; negative counts from the end.
-    pub last: i64,
-    /// Arguments from one key to the next.
-    pub step: i64,
-    /// For a negative `last`: search only so large a part of the arguments (0 = all).
-    pub limit: i64,
+    /// Index among the arguments from which on the keys are found.
+    pub begin: i64,
+    /// Where they are from there.
+    pub find: FindKeys,
+}
+
+/// Where keys are, from the argument at which a [`KeySpec`] begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FindKeys {
+    /// From there to a last key.
+    Range {
+        /// Index of the last key, relative to the first; negative counts from the end.
+        last: i64,
+        /// Arguments from one key to the next.
+        step: i64,
+        /// For a negative `last`: search only so large a part of the arguments (0 = all).
+        limit: i64,
+    },
+    /// As many as the argument there says, which is the number of keys; the first one is the next argument.
+    Counted {
+        /// Arguments from one key to the next.
+        step: i64,
+    },
+}
+
+impl KeySpec {
+    /// Indexes of its keys, from the first on, and the step; `None` where a count is no number of keys that
+    /// the arguments can hold: the command refuses such a request before it looks at a key.
+    fn stretch(&self, args: Args<'_>) -> Option<(std::ops::Range<usize>, usize)> {
+        let begin = usize::try_from(self.begin).ok()?;
+        match self.find {
+            FindKeys::Range { last, step, .. } => {
+                let last = if last < 0 {
+                    args.len().checked_sub(usize::try_from(-last).ok()?)?
+                } else {
+                    begin + usize::try_from(last).ok()?
+                };
+                (last < args.len()).then_some((begin..last + 1, usize::try_from(step).ok()?.max(1)))
+            }
+            FindKeys::Counted { step } => {
+                let step = usize::try_from(step).ok()?.max(1);
+                let keys = counted_keys(args, begin, step)?;
+                Some((begin + 1..begin + 1 + keys * step, step))
+            }
+        }
+    }
+}
+
+/// The number of keys that argument `at` tells, each of which takes `step` arguments behind it; `None` where
+/// it is not such a number or is more than there are.
+#[must_use]
+pub fn counted_keys(args: Args<'_>, at: usize, step: usize) -> Option<usize> {
+    let keys = usize::try_from(parse_i64(args.get(at))?).ok().filter(|keys| *keys > 0)?;
+    let needed = keys.checked_mul(step)?.checked_add(at + 1)?;
+    (needed <= args.len()).then_some(keys)
 }
 
 /// One command or subcommand.
@@ -121,7 +172,8 @@ pub struct Command {
     pub arity: i64,
     /// Bits of [`flag`].
     pub flags: u32,
-    /// First key, last key (negative counts from the end) and step; all 0 without keys.
+    /// First key, last key (negative counts from the end) and step; all 0 without keys, and where keys are
+    /// counted: there the specifications alone say where they are.
     pub keys: (i64, i64, i64),
     /// Categories of access control.
     pub categories: &'static [&'static str],
@@ -175,12 +227,24 @@ const fn key_spec(
     step: i64,
     notes: &'static str,
 ) -> KeySpec {
-    KeySpec { notes, flags, first, last, step, limit: 0 }
+    KeySpec { notes, flags, begin: first, find: FindKeys::Range { last, step, limit: 0 } }
+}
+
+/// A specification of keys behind their number, which is argument `at`.
+const fn counted_spec(flags: &'static [&'static str], at: i64, step: i64) -> KeySpec {
+    KeySpec { notes: "", flags, begin: at, find: FindKeys::Counted { step } }
 }
 
 impl Command {
     const fn keys(mut self, keys: (i64, i64, i64), specs: &'static [KeySpec]) -> Self {
         self.keys = keys;
+        self.key_specs = specs;
+        self
+    }
+
+    /// Keys of which some stand behind their number.
+    const fn counted(mut self, specs: &'static [KeySpec]) -> Self {
+        self.flags |= flag::MOVABLE_KEYS;
         self.key_specs = specs;
         self
     }
@@ -240,9 +304,41 @@ impl Command {
         self.name.split_once('|').map_or(self.name, |(_, name)| name)
     }
 
-    /// Indexes of the keys in a request of `count` arguments.
+    /// Whether it has keys at all.
     #[inline]
-    pub fn key_positions(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
+    #[must_use]
+    pub fn has_keys(&self) -> bool {
+        self.keys.0 != 0 || self.has(flag::MOVABLE_KEYS)
+    }
+
+    /// First key, last key and step as COMMAND shows them: of keys that are counted, those that are not.
+    #[must_use]
+    pub fn shown_keys(&self) -> (i64, i64, i64) {
+        let ranges = self.key_specs.iter().filter_map(|spec| match spec.find {
+            FindKeys::Range { last, step, .. } if self.has(flag::MOVABLE_KEYS) => {
+                Some((spec.begin, if last < 0 { last } else { spec.begin + last }, step))
+            }
+            _ => None,
+        });
+        ranges.min().unwrap_or(self.keys)
+    }
+
+    /// Indexes of the keys among the arguments of a request, each once for each way in which it is used. None
+    /// where a count of keys is wrong.
+    #[inline]
+    pub fn key_positions<'a>(&self, args: Args<'a>) -> impl Iterator<Item = usize> + use<'a> {
+        let counted: &'static [KeySpec] =
+            if self.has(flag::MOVABLE_KEYS) { self.key_specs } else { &[] };
+        // A request whose count is wrong fails as a whole.
+        let whole = counted.iter().all(|spec| spec.stretch(args).is_some());
+        let counted = if whole { counted } else { &[] };
+        let counted = counted.iter().filter_map(move |spec| spec.stretch(args));
+        self.ranged_positions(args.len())
+            .chain(counted.flat_map(|(stretch, step)| stretch.step_by(step)))
+    }
+
+    #[inline]
+    fn ranged_positions(&self, count: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, last, step) = self.keys;
         let first = usize::try_from(first).unwrap_or(0);
         let end = if first == 0 {
@@ -384,6 +480,7 @@ pub fn find_full(name: &[u8]) -> Option<&'static Command> {
 
 #[cfg(test)]
 mod tests {
+    use super::flag::{DENYOOM, WRITE};
     use super::*;
 
     #[test]
@@ -415,14 +512,56 @@ mod tests {
 
     #[test]
     fn key_positions_follow_first_last_and_step() {
-        let positions = |name: &str, count| {
-            find(name.as_bytes()).unwrap().key_positions(count).collect::<Vec<_>>()
-        };
-        assert_eq!(positions("get", 2), [1]);
-        assert_eq!(positions("mget", 4), [1, 2, 3]);
-        assert_eq!(positions("mset", 5), [1, 3]);
-        assert_eq!(positions("rename", 3), [1, 2]);
-        assert_eq!(positions("copy", 6), [1, 2]);
-        assert!(positions("ping", 2).is_empty());
+        assert_eq!(positions(named("get"), "get k"), [1]);
+        assert_eq!(positions(named("mget"), "mget a b c"), [1, 2, 3]);
+        assert_eq!(positions(named("mset"), "mset a 1 b 2"), [1, 3]);
+        assert_eq!(positions(named("rename"), "rename a b"), [1, 2]);
+        assert_eq!(positions(named("copy"), "copy a b db 1 replace"), [1, 2]);
+        assert!(positions(named("ping"), "ping x").is_empty());
+    }
+
+    fn named(name: &str) -> &'static Command {
+        find(name.as_bytes()).unwrap()
+    }
+
+    fn positions(command: &'static Command, request: &str) -> Vec<usize> {
+        let mut requests = crate::args::ArgsBuffer::new();
+        let words: Vec<&[u8]> = request.split(' ').map(str::as_bytes).collect();
+        assert!(requests.push_words(&words));
+        command.key_positions(requests.get(0)).collect()
+    }
+
+    #[test]
+    fn keys_are_found_behind_their_number() {
+        let msetex = named("msetex");
+        assert_eq!(positions(msetex, "msetex 2 a 1 b 2 EX 10"), [2, 4]);
+        assert_eq!(positions(msetex, "msetex 1 a 1 b 2"), [2]);
+        assert_eq!(msetex.shown_keys(), (0, 0, 0));
+        for wrong in ["0", "-1", "x", "", "3", "1.0", "9223372036854775807", "99999999999999999999"]
+        {
+            let request = format!("msetex {wrong} a 1 b 2");
+            assert!(positions(msetex, &request).is_empty(), "{request}");
+        }
+    }
+
+    #[test]
+    fn counted_keys_stand_beside_others() {
+        // The shapes of ZUNIONSTORE, of EVAL, and of LMPOP with a time before the number.
+        const TARGET: KeySpec = key_spec(&["OW"], 1, 0, 1, "");
+        const SOURCES: KeySpec = counted_spec(&["RO"], 2, 1);
+        static STORE: Command =
+            command("store", -4, WRITE | DENYOOM, &[]).counted(&[TARGET, SOURCES]);
+        static EVAL: Command = command("eval", -3, 0, &[]).counted(&[SOURCES]);
+        static POP: Command = command("pop", -5, WRITE, &[]).counted(&[SOURCES]);
+        assert_eq!(positions(&STORE, "store to 2 a b WEIGHTS 1 2"), [1, 3, 4]);
+        assert_eq!(STORE.shown_keys(), (1, 1, 1));
+        // Such a request is refused as a whole.
+        assert!(positions(&STORE, "store to 3 a b").is_empty());
+        assert_eq!(positions(&EVAL, "eval return 1 a b c"), [3]);
+        assert!(positions(&EVAL, "eval return 0 x").is_empty());
+        assert_eq!(positions(&POP, "pop 0.5 2 a b LEFT"), [3, 4]);
+        for command in [&STORE, &EVAL, &POP] {
+            assert!(command.has_keys() && command.has(flag::MOVABLE_KEYS));
+        }
     }
 }

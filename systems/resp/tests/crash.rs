@@ -25,6 +25,7 @@ fn round(number: u64) -> Vec<String> {
     let (database, target) = if number % 2 == 1 { (0, 1) } else { (1, 0) };
     vec![
         format!("MSET a {number} b {number} c {number}"),
+        format!("MSETEX 4 d {number} e {number} f {number} g {number} EX 1000"),
         "MULTI".into(),
         format!("SET x {number}"),
         "INCR y".into(),
@@ -58,6 +59,9 @@ fn check(image: &CrashImage) {
     let [a, b, c] = ["GET a", "GET b", "GET c"].map(|request| number(&ask(request)));
     assert!(a == b && b == c, "MSET in part: {a} {b} {c}; {what}");
     assert!(a >= acknowledged && a <= acknowledged + 1, "MSET {a}, {acknowledged}; {what}");
+    let [d, e, f, g] = ["GET d", "GET e", "GET f", "GET g"].map(|request| number(&ask(request)));
+    assert!(d == e && e == f && f == g, "MSETEX in part: {d} {e} {f} {g}; {what}");
+    assert!(d >= acknowledged && d <= acknowledged + 1, "MSETEX {d}, {acknowledged}; {what}");
     let [x, y] = ["GET x", "GET y"].map(|request| number(&ask(request)));
     let written = ask("STRLEN log");
     assert!(x == y && written == format!(":{}\r\n", 2 * x), "EXEC in part: {x} {y}; {what}");

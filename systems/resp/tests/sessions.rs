@@ -587,7 +587,7 @@ fn command_info_is_what_redis_reports() {
         let all =
             COMMANDS.iter().flat_map(|command| std::iter::once(command).chain(command.subcommands));
         for command in all {
-            let newer = ["client|setinfo", "client|no-touch"].contains(&command.name);
+            let newer = ["client|setinfo", "client|no-touch", "msetex"].contains(&command.name);
             let ours = ["direct.", "kv."].iter().any(|own| command.name.starts_with(own));
             if newer || ours || !command.subcommands.is_empty() {
                 continue;

@@ -5,7 +5,7 @@ use crate::error::CommandError;
 use crate::glob;
 use crate::number::parse_i64;
 use crate::output::Output;
-use crate::table::{self, COMMANDS, Command, KeySpec, flag};
+use crate::table::{self, COMMANDS, Command, FindKeys, KeySpec, flag};
 
 /// Replies with a help text in Redis' form.
 pub(super) fn help(
@@ -48,19 +48,25 @@ fn write_key_spec(out: &mut Output, spec: &KeySpec) {
     out.bulk(b"spec");
     out.map(1);
     out.bulk(b"index");
-    out.integer(spec.first);
+    out.integer(spec.begin);
+    let (kind, told) = match spec.find {
+        FindKeys::Range { last, step, limit } => {
+            ("range", [("lastkey", last), ("keystep", step), ("limit", limit)])
+        }
+        FindKeys::Counted { step } => {
+            ("keynum", [("keynumidx", 0), ("firstkey", 1), ("keystep", step)])
+        }
+    };
     out.bulk(b"find_keys");
     out.map(2);
     out.bulk(b"type");
-    out.bulk(b"range");
+    out.bulk(kind.as_bytes());
     out.bulk(b"spec");
-    out.map(3);
-    out.bulk(b"lastkey");
-    out.integer(spec.last);
-    out.bulk(b"keystep");
-    out.integer(spec.step);
-    out.bulk(b"limit");
-    out.integer(spec.limit);
+    out.map(told.len());
+    for (name, value) in told {
+        out.bulk(name.as_bytes());
+        out.integer(value);
+    }
 }
 
 fn write_command(out: &mut Output, command: &Command) {
@@ -74,7 +80,7 @@ fn write_command(out: &mut Output, command: &Command) {
         .map(|(_, &name)| name)
         .collect();
     statuses(out, flags.into_iter());
-    let (first, last, step) = command.keys;
+    let (first, last, step) = command.shown_keys();
     out.integer(first);
     out.integer(last);
     out.integer(step);
@@ -194,7 +200,7 @@ pub fn command_getkeys(call: &mut Call<'_, '_>) -> CommandResult {
     let table::Found::Command(command) = table::resolve(inner) else {
         return Err(CommandError::Line("ERR Invalid command specified"));
     };
-    if command.keys.0 == 0 {
+    if !command.has_keys() {
         return Err(CommandError::Line("ERR The command has no key arguments"));
     }
     if !command.takes(inner.len()) {
@@ -202,9 +208,12 @@ pub fn command_getkeys(call: &mut Call<'_, '_>) -> CommandResult {
     }
     let start = call.out.len();
     let mut found = 0;
-    for position in command.key_positions(inner.len()) {
+    for position in command.key_positions(inner) {
         call.out.bulk(inner.get(position));
         found += 1;
+    }
+    if found == 0 {
+        return Err(CommandError::Line("ERR Invalid arguments specified for command"));
     }
     call.out.array_from(start, found);
     Ok(())

@@ -56,11 +56,11 @@ pub(super) fn most_written(
 /// True for commands whose result is as long as a value was before them.
 fn builds_on_values(command: &Command) -> bool {
     match command.name {
-        "set" | "setnx" | "setex" | "psetex" | "getset" | "mset" | "msetnx" => false,
+        "set" | "setnx" | "setex" | "psetex" | "getset" | "mset" | "msetnx" | "msetex" => false,
         "incr" | "decr" | "incrby" | "decrby" | "incrbyfloat" => false,
         "del" | "unlink" | "getdel" => false,
         "hset" | "hmset" | "hsetnx" | "hincrby" | "hincrbyfloat" | "hdel" => false,
-        _ => command.has(flag::WRITE) && command.keys.0 != 0,
+        _ => command.has(flag::WRITE) && command.has_keys(),
     }
 }
 
@@ -88,7 +88,7 @@ impl<'e> Estimate<'e, '_> {
             self.database = parse_database(args.get(1)).unwrap_or(self.database);
             return Ok(());
         }
-        if !command.has(flag::WRITE) || command.keys.0 == 0 {
+        if !command.has(flag::WRITE) || !command.has_keys() {
             return Ok(());
         }
         let length = |index: usize| args.get(index).len() as u64;
@@ -98,8 +98,9 @@ impl<'e> Estimate<'e, '_> {
             "set" | "getset" => self.store(key, length(2)),
             "setnx" => self.store_perhaps(key, length(2))?,
             "setex" | "psetex" => self.store(key, length(3)),
-            "mset" | "msetnx" => {
-                for index in (1..args.len().saturating_sub(1)).step_by(2) {
+            "mset" | "msetnx" | "msetex" => {
+                let most = args.len().saturating_sub(1);
+                for index in command.key_positions(args).take_while(|index| *index < most) {
                     self.store_perhaps(args.get(index), length(index + 1))?;
                 }
             }
@@ -139,11 +140,11 @@ impl<'e> Estimate<'e, '_> {
                 stored?;
             }
             "del" | "unlink" | "getdel" => {
-                command.key_positions(args.len()).for_each(|at| self.delete(args.get(at)));
+                command.key_positions(args).for_each(|at| self.delete(args.get(at)));
             }
             _ => {
                 // EXPIRE, PERSIST, GETEX, MOVE: the value is written anew as it is.
-                for at in command.key_positions(args.len()) {
+                for at in command.key_positions(args) {
                     let before = self.length(args.get(at))?;
                     self.delete(args.get(at));
                     self.store(args.get(at), before);

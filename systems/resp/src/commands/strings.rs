@@ -6,6 +6,7 @@ use super::{Call, CommandResult, Expiry};
 use crate::error::CommandError;
 use crate::extended::Extended;
 use crate::number::{Decimal, parse_i64};
+use crate::table::counted_keys;
 
 /// Units and origin of a time of expiry, as an option names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,15 @@ impl TimeForm {
     }
 }
 
-/// Options of SET and GETEX.
+/// The command that options are of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Of {
+    Set,
+    GetEx,
+    MSetEx,
+}
+
+/// Options of SET, GETEX and MSETEX.
 #[derive(Clone, Copy, Debug, Default)]
 struct Options {
     only_new: bool,
@@ -41,7 +50,8 @@ struct Options {
 }
 
 impl Options {
-    fn parse(call: &Call<'_, '_>, first: usize, of_set: bool) -> Result<Self, CommandError> {
+    fn parse(call: &Call<'_, '_>, first: usize, of: Of) -> Result<Self, CommandError> {
+        let stores = of != Of::GetEx;
         let mut options = Self::default();
         let mut at = first;
         while at < call.args.len() {
@@ -55,15 +65,15 @@ impl Options {
                     return Err(CommandError::Syntax);
                 }
                 options.time = Some((form, at));
-            } else if of_set && option.eq_ignore_ascii_case(b"nx") && !options.only_existing {
+            } else if stores && option.eq_ignore_ascii_case(b"nx") && !options.only_existing {
                 options.only_new = true;
-            } else if of_set && option.eq_ignore_ascii_case(b"xx") && !options.only_new {
+            } else if stores && option.eq_ignore_ascii_case(b"xx") && !options.only_new {
                 options.only_existing = true;
-            } else if of_set && option.eq_ignore_ascii_case(b"get") {
+            } else if of == Of::Set && option.eq_ignore_ascii_case(b"get") {
                 options.get = true;
-            } else if of_set && option.eq_ignore_ascii_case(b"keepttl") && options.time.is_none() {
+            } else if stores && option.eq_ignore_ascii_case(b"keepttl") && options.time.is_none() {
                 options.keep_expiry = true;
-            } else if !of_set && option.eq_ignore_ascii_case(b"persist") && options.time.is_none() {
+            } else if !stores && option.eq_ignore_ascii_case(b"persist") && options.time.is_none() {
                 options.persist = true;
             } else {
                 return Err(CommandError::Syntax);
@@ -112,7 +122,7 @@ pub fn set(call: &mut Call<'_, '_>) -> CommandResult {
         call.out.ok();
         return Ok(());
     }
-    let options = Options::parse(call, 3, true)?;
+    let options = Options::parse(call, 3, Of::Set)?;
     let expires_at = options.expires_at(call)?;
     let needs_old = options.get || options.only_new || options.only_existing || options.keep_expiry;
     let old = if needs_old { call.lookup(key)? } else { None };
@@ -179,7 +189,7 @@ pub fn getdel(call: &mut Call<'_, '_>) -> CommandResult {
 }
 
 pub fn getex(call: &mut Call<'_, '_>) -> CommandResult {
-    let options = Options::parse(call, 2, false)?;
+    let options = Options::parse(call, 2, Of::GetEx)?;
     let key = call.arg(1);
     let Some(entry) = call.lookup_string_read(key)? else {
         call.out.null();
@@ -219,11 +229,19 @@ fn need_pairs(call: &Call<'_, '_>) -> CommandResult {
     Ok(())
 }
 
+/// Keys with the value behind each, by the indexes of their arguments.
+type Pairs = std::iter::StepBy<std::ops::Range<usize>>;
+
+/// All arguments behind the command's name.
+fn all_pairs(call: &Call<'_, '_>) -> Pairs {
+    (1..call.args.len()).step_by(2)
+}
+
 /// Checks limits before the first pair is stored, so that a refusal leaves nothing behind.
-fn check_pairs(call: &Call<'_, '_>) -> CommandResult {
+fn check_pairs(call: &Call<'_, '_>, pairs: Pairs) -> CommandResult {
     let limit = call.store.store().value_limit(0) as u64;
     let mut length = 0;
-    for index in (1..call.args.len()).step_by(2) {
+    for index in pairs {
         let (key, value) = (call.arg(index), call.arg(index + 1));
         if key.len() > entry::KEY_LIMIT {
             let (length, limit) = (key.len(), entry::KEY_LIMIT);
@@ -234,41 +252,87 @@ fn check_pairs(call: &Call<'_, '_>) -> CommandResult {
     if length > limit { Err(KvError::BatchTooLarge { length, limit }.into()) } else { Ok(()) }
 }
 
-fn put_pairs(call: &mut Call<'_, '_>) -> CommandResult {
-    check_pairs(call)?;
+/// Stores all pairs or none. `expiry` is asked for each key before its value is stored.
+fn put_pairs(
+    call: &mut Call<'_, '_>,
+    pairs: Pairs,
+    expiry: impl Fn(&mut Call<'_, '_>, &[u8]) -> Result<Expiry, CommandError>,
+) -> CommandResult {
+    check_pairs(call, pairs.clone())?;
+    let first = pairs.clone().next().unwrap_or(1);
     // All or none, also where room is short. A transaction has made room for all it writes.
     if !call.in_batch {
         let args = call.args;
         let lengths = |at: usize| (args.get(at).len(), args.get(at + 1).len());
-        call.store.reserve((1..args.len()).step_by(2).map(lengths))?;
+        call.store.reserve(pairs.clone().map(lengths))?;
     }
     call.atomically(|call| {
-        for index in (1..call.args.len()).step_by(2) {
-            call.look_ahead(index, 1, 2);
-            call.put(call.arg(index), &[call.arg(index + 1)], Expiry::Never)?;
+        for index in pairs {
+            call.look_ahead(index, first, 2);
+            let key = call.arg(index);
+            let expiry = expiry(call, key)?;
+            call.put(key, &[call.arg(index + 1)], expiry)?;
         }
         Ok(())
     })
 }
 
+/// Whether every key of `pairs` is there, or every key is absent.
+fn all_are(call: &mut Call<'_, '_>, pairs: Pairs, there: bool) -> Result<bool, CommandError> {
+    let first = pairs.clone().next().unwrap_or(1);
+    for index in pairs {
+        call.look_ahead(index, first, 2);
+        if call.lookup(call.arg(index))?.is_some() != there {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 pub fn mset(call: &mut Call<'_, '_>) -> CommandResult {
     need_pairs(call)?;
-    put_pairs(call)?;
+    put_pairs(call, all_pairs(call), |_, _| Ok(Expiry::Never))?;
     call.out.ok();
     Ok(())
 }
 
 pub fn msetnx(call: &mut Call<'_, '_>) -> CommandResult {
     need_pairs(call)?;
-    for index in (1..call.args.len()).step_by(2) {
-        call.look_ahead(index, 1, 2);
-        if call.lookup(call.arg(index))?.is_some() {
-            call.out.integer(0);
-            return Ok(());
-        }
+    let free = all_are(call, all_pairs(call), false)?;
+    if free {
+        put_pairs(call, all_pairs(call), |_, _| Ok(Expiry::Never))?;
     }
-    put_pairs(call)?;
-    call.out.integer(1);
+    call.out.integer(i64::from(free));
+    Ok(())
+}
+
+/// MSETEX keys, key and value so many times, options: Redis has it since 8.4.
+pub fn msetex(call: &mut Call<'_, '_>) -> CommandResult {
+    if !call.integer(1).is_ok_and(|keys| keys > 0) {
+        return Err(CommandError::Line("ERR invalid numkeys value"));
+    }
+    let Some(keys) = counted_keys(call.args, 1, 2) else {
+        return Err(CommandError::Line("ERR wrong number of key-value pairs"));
+    };
+    let end = 2 + 2 * keys;
+    let options = Options::parse(call, end, Of::MSetEx)?;
+    let expires_at = options.expires_at(call)?;
+    let pairs = (2..end).step_by(2);
+    let may = match (options.only_new, options.only_existing) {
+        (true, _) => all_are(call, pairs.clone(), false)?,
+        (_, true) => all_are(call, pairs.clone(), true)?,
+        _ => true,
+    };
+    if may {
+        put_pairs(call, pairs, |call, key| match expires_at {
+            Some(at) => Ok(Expiry::At(at)),
+            None if options.keep_expiry => {
+                Ok(call.lookup(key)?.as_ref().map_or(Expiry::Never, Expiry::of))
+            }
+            None => Ok(Expiry::Never),
+        })?;
+    }
+    call.out.integer(i64::from(may));
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The commands themselves, in alphabetical order.
 
 use super::flag::*;
-use super::{Command, KeySpec, Scope, command, direct, key_spec};
+use super::{Command, KeySpec, Scope, command, counted_spec, direct, key_spec};
 use crate::commands::{
     connection, expiry, hashes, introspection, keys, keyspace_wide, node, slow, strings,
     transactions,
@@ -17,6 +17,7 @@ const OW_INSERT_2: KeySpec = key_spec(&["OW", "insert"], 2, 0, 1, "");
 const OW_UPDATE_1: KeySpec = key_spec(&["OW", "update"], 1, 0, 1, "");
 const OW_UPDATE_1_ON_PAIRS: KeySpec = key_spec(&["OW", "update"], 1, -1, 2, "");
 const OW_UPDATE_2: KeySpec = key_spec(&["OW", "update"], 2, 0, 1, "");
+const OW_UPDATE_COUNTED_1_PAIRS: KeySpec = counted_spec(&["OW", "update"], 1, 2);
 const RM_DELETE_1_ON: KeySpec = key_spec(&["RM", "delete"], 1, -1, 1, "");
 const RO_1: KeySpec = key_spec(&["RO"], 1, 0, 1, "");
 const RO_1_ON: KeySpec = key_spec(&["RO"], 1, -1, 1, "");
@@ -246,7 +247,7 @@ static OBJECT: [Command; 5] = [
 ];
 
 /// Every command, in alphabetical order.
-pub static COMMANDS: [Command; 97] = [
+pub static COMMANDS: [Command; 98] = [
     command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_INSERT_1])
         .data(Scope::Keys, strings::append)
@@ -495,6 +496,11 @@ pub static COMMANDS: [Command; 97] = [
         .tips(&["request_policy:multi_shard", "response_policy:all_succeeded"])
         .data(Scope::Keys, strings::mset)
         .docs("string", "1.0.1", "Stores several strings at once"),
+    command("msetex", -4, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .counted(&[OW_UPDATE_COUNTED_1_PAIRS])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
+        .data(Scope::Keys, strings::msetex)
+        .docs("string", "8.4.0", "Stores several strings with one time of expiry"),
     command("msetnx", -3, WRITE | DENYOOM, &["@write", "@string", "@slow"])
         .keys((1, -1, 2), &[OW_INSERT_1_ON_PAIRS])
         .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
