@@ -283,6 +283,7 @@ impl Keyspace<'_> {
     /// of that value and nothing else that means anything.
     ///
     /// Errors: as [`Keyspace::lookup`]; [`KvError::Damaged`].
+    #[inline]
     pub fn row(&mut self, database: u8, key: &[u8]) -> Result<Option<Row>, KvError> {
         // Only the shard of a key knows its row.
         for shard in self.shards_mut() {
@@ -290,6 +291,10 @@ impl Keyspace<'_> {
                 return Ok(Some(row));
             }
         }
+        self.look_row_up(database, key)
+    }
+
+    fn look_row_up(&mut self, database: u8, key: &[u8]) -> Result<Option<Row>, KvError> {
         let Some(entry) = self.lookup(database, key)? else { return Ok(None) };
         let row = self.row_at(database, &entry)?;
         if is_row_kind(row.kind) {
@@ -331,7 +336,15 @@ impl Keyspace<'_> {
     /// empty, deletes it. That of any other row stays as it is.
     ///
     /// Errors: as [`Keyspace::put`] and [`Keyspace::delete`].
+    #[inline]
     pub fn put_head(&mut self, database: u8, key: &[u8], row: &Row) -> Result<(), KvError> {
+        if row.headed && row.length > 0 && !self.joins_several() {
+            return Ok(());
+        }
+        self.change_head(database, key, row)
+    }
+
+    fn change_head(&mut self, database: u8, key: &[u8], row: &Row) -> Result<(), KvError> {
         if row.length == 0 {
             return self.delete(database, key).map(drop);
         }
@@ -381,7 +394,10 @@ impl Keyspace<'_> {
             if stored.len() > limit {
                 return Err(KvError::KeyTooLong { length: stored.len(), limit });
             }
-            keys.shard(keys.store().owner_of(place.place))?.spaces.open(namespace);
+            let shard = keys.shard(keys.store().owner_of(place.place))?;
+            if shard.spaces.extra(namespace).is_none() {
+                shard.spaces.open(namespace);
+            }
             Ok(keys.put_at(namespace, place, stored, value, PutOptions::default())?.new)
         })?;
         row.length += u64::from(new);

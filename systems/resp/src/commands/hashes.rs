@@ -24,6 +24,7 @@ const FEW: u64 = 1024;
 const NOT_A_FLOAT: CommandError = CommandError::Line("ERR hash value is not a float");
 
 /// The hash at a key, for a command that changes it.
+#[inline]
 fn hash(call: &mut Call<'_, '_>, key: &[u8]) -> Result<Option<Row>, CommandError> {
     if call.touch {
         return match call.store.row(call.database, key)? {
@@ -66,6 +67,7 @@ fn field(
 }
 
 /// Stores one field; whether it was new.
+#[inline]
 fn store_one(
     call: &mut Call<'_, '_>,
     row: Option<Row>,
@@ -133,6 +135,12 @@ fn set_pairs(call: &mut Call<'_, '_>) -> Result<u64, CommandError> {
 }
 
 pub fn hset(call: &mut Call<'_, '_>) -> CommandResult {
+    if call.args.len() == 4 {
+        let row = hash(call, call.arg(1))?;
+        let new = store_one(call, row, call.arg(2), call.arg(3))?;
+        call.out.integer(i64::from(new));
+        return Ok(());
+    }
     let new = set_pairs(call)?;
     call.out.integer(new as i64);
     Ok(())
