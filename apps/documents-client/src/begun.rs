@@ -133,7 +133,10 @@ impl Client {
     /// The bytes of the reply.
     fn take(&mut self, begun: Begun) -> Result<Vec<u8>, ClientError> {
         let Begun { sent, kind, name, body, again, .. } = begun;
-        let Some((index, made)) = sent else { return self.carry(kind, &name, &body, again) };
+        let limit = self.options.timeout;
+        let Some((index, made)) = sent else {
+            return self.carry(kind, &name, &body, again, limit);
+        };
         let (spin, is_its) = (self.options.spin, made == self.road.made());
         let outcome = match self.road.carrier_mut() {
             Some(Carrier::Channel { channel, .. }) if is_its => channel.wait(index, spin),
@@ -142,9 +145,7 @@ impl Client {
         match outcome {
             Ok(bytes) => Ok(bytes),
             Err(RequestError::Refused { code, text }) => Err(ClientError::refused(code, text)),
-            Err(RequestError::TimedOut) => {
-                Err(ClientError::TimedOut { limit: self.options.timeout })
-            }
+            Err(RequestError::TimedOut) => Err(ClientError::TimedOut { limit }),
             Err(error) => {
                 if is_its && error != RequestError::Corrupt {
                     self.road.broke();
@@ -153,7 +154,7 @@ impl Client {
                     return Err(ClientError::OutcomeUnknown { reason: error.to_string() });
                 }
                 self.count_resent();
-                self.carry(kind, &name, &body, again)
+                self.carry(kind, &name, &body, again, limit)
             }
         }
     }

@@ -10,6 +10,7 @@ use bson::{Binary, Bson, Document, doc};
 use crate::collection::{Collection, batch_of};
 use crate::error::{ClientError, check_command, check_writes};
 use crate::follow::{Members, goes_on};
+use crate::login::Login;
 use crate::raw;
 use crate::transport::{Carrier, Road};
 
@@ -42,6 +43,10 @@ pub struct Options {
     pub register: RegisterOptions,
     /// Where the MongoDB wire is spoken, where the store cannot be asked. Default unknown.
     pub wire: Option<SocketAddr>,
+    /// It stays at the member of a replica set that the address names, whether that one leads or not. Default false.
+    pub direct: bool,
+    /// The user that it logs in as, for a store with users; an address may name one too. Default none.
+    pub login: Option<Login>,
 }
 
 impl Default for Options {
@@ -56,6 +61,8 @@ impl Default for Options {
             outstanding: 16,
             register: RegisterOptions { base_bytes: 4 << 20, ..RegisterOptions::default() },
             wire: None,
+            direct: false,
+            login: None,
         }
     }
 }
@@ -74,9 +81,10 @@ pub struct Client {
 impl Client {
     /// Connects to the store at `address`, and goes to another member of its replica set where that one leads:
     /// `auto://HOST:PORT` for the best provider, `shm://`, `verbs://`
-    /// or `tcp://` for that one, `mongodb://HOST:PORT` for the wire.
+    /// or `tcp://` for that one, `mongodb://HOST:PORT` for the wire. `USER:PASSWORD@` before the host logs in.
     ///
-    /// Errors: [`ClientError::Address`], [`ClientError::Unreachable`].
+    /// Errors: [`ClientError::Address`], [`ClientError::Unreachable`]; [`ClientError::Command`] with code 18 for a
+    /// user or a password that is wrong.
     pub fn connect(address: &str, options: Options) -> Result<Self, ClientError> {
         let mut road = Road::new(address, &options)?;
         road.open(&options)?;
@@ -91,7 +99,7 @@ impl Client {
     /// Asks the member that carries commands what it is; true: it leads.
     fn learn(&mut self) -> Result<bool, ClientError> {
         let hello = doc! { "hello": 1, "$db": "admin" };
-        match self.send_here(MessageType::Command, "admin", &hello, true) {
+        match self.send_here(MessageType::Command, "admin", &hello, true, self.options.timeout) {
             Ok(told) => Ok(self.members.learn(&told)),
             // A server of the wire that is older than `hello` stands alone, as far as this client can tell.
             Err(ClientError::Command { code: COMMAND_NOT_FOUND, .. }) => Ok(true),
@@ -173,7 +181,9 @@ impl Client {
         let name = command.keys().next().cloned().unwrap_or_default();
         let again = is_read(&name, &command) || command.contains_key("txnNumber");
         command.insert("$db", database);
-        self.send(kind_of(&name), database, &command, again)
+        // What waits for news has its own time beside that of any command.
+        let limit = self.options.timeout + wait_of(&name, &command);
+        self.send(kind_of(&name), database, &command, again, limit)
     }
 
     /// Runs a write of one document, which is sent again where its outcome is lost.
@@ -192,7 +202,8 @@ impl Client {
             command.insert("lsid", doc! { "id": id });
             command.insert("txnNumber", self.statements);
         }
-        self.send(kind, database, &command, numbered).and_then(check_writes)
+        let limit = self.options.timeout;
+        self.send(kind, database, &command, numbered, limit).and_then(check_writes)
     }
 
     fn send(
@@ -201,12 +212,14 @@ impl Client {
         name: &str,
         command: &Document,
         again: bool,
+        limit: Duration,
     ) -> Result<Document, ClientError> {
         let deadline = Instant::now() + self.options.selection;
         loop {
-            let outcome = self.send_here(kind, name, command, again);
+            let outcome = self.send_here(kind, name, command, again, limit);
             let Err(error) = &outcome else { return outcome };
-            if !self.members.are_several() || !goes_on(error, again) || !self.go_on(deadline) {
+            let stays = self.options.direct || !self.members.are_several();
+            if stays || !goes_on(error, again) || !self.go_on(deadline) {
                 return outcome;
             }
             self.resent += 1;
@@ -220,10 +233,11 @@ impl Client {
         name: &str,
         command: &Document,
         again: bool,
+        limit: Duration,
     ) -> Result<Document, ClientError> {
         let unreadable = |error: bson::error::Error| ClientError::Protocol(error.to_string());
         let body = command.to_vec().map_err(unreadable)?;
-        let bytes = self.carry(kind, name, &body, again)?;
+        let bytes = self.carry(kind, name, &body, again, limit)?;
         check_command(Document::from_reader(&bytes[..]).map_err(unreadable)?)
     }
 
@@ -237,7 +251,8 @@ impl Client {
     ) -> Result<Option<Document>, ClientError> {
         let unreadable = |error: bson::error::Error| ClientError::Protocol(error.to_string());
         let body = raw::find_one(database, collection, &filter.to_vec().map_err(unreadable)?);
-        if let Ok(bytes) = self.carry(MessageType::Query, database, &body, true)
+        if let Ok(bytes) =
+            self.carry(MessageType::Query, database, &body, true, self.options.timeout)
             && let Some(found) = raw::first_of(&bytes)
         {
             return Ok(found);
@@ -261,20 +276,21 @@ impl Client {
         self.resent += 1;
     }
 
-    /// Carries a command's bytes; the reply's.
+    /// Carries a command's bytes; the reply's, which come within `limit`.
     pub(crate) fn carry(
         &mut self,
         kind: MessageType,
         name: &str,
         body: &[u8],
         again: bool,
+        limit: Duration,
     ) -> Result<Vec<u8>, ClientError> {
         let mut last = String::new();
         let mut sent = false;
         for attempt in 0..ATTEMPTS {
             self.resent += u64::from(sent);
             let carrier = self.road.open(&self.options)?;
-            match carrier.call(kind, name, body, &self.options) {
+            match carrier.call(kind, name, body, limit, self.options.spin) {
                 Ok(bytes) => return Ok(bytes),
                 Err(RequestError::Refused { code, text }) => {
                     return Err(ClientError::refused(code, text));
@@ -284,7 +300,7 @@ impl Client {
                         // Its late reply would be taken for the next command's.
                         self.road.broke();
                     }
-                    return Err(ClientError::TimedOut { limit: self.options.timeout });
+                    return Err(ClientError::TimedOut { limit });
                 }
                 Err(error) => {
                     tracing::debug!(%error, attempt, "a connection to the document store broke");
@@ -316,6 +332,17 @@ fn kind_of(command: &str) -> MessageType {
         "find" | "getMore" | "aggregate" | "count" | "distinct" => MessageType::Query,
         _ => MessageType::Command,
     }
+}
+
+/// How long a command waits at the end of its cursor before it answers.
+fn wait_of(name: &str, command: &Document) -> Duration {
+    let wait_ms = match command.get("maxTimeMS").filter(|_| name == "getMore") {
+        Some(Bson::Int32(wait)) => u64::try_from(*wait).unwrap_or(0),
+        Some(Bson::Int64(wait)) => u64::try_from(*wait).unwrap_or(0),
+        _ => 0,
+    };
+    // The store waits no longer, whatever it is told.
+    Duration::from_millis(wait_ms.min(i32::MAX as u64))
 }
 
 /// Whether executing it twice is as good as once.

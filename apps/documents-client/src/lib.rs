@@ -26,16 +26,21 @@ mod collection;
 mod error;
 mod follow;
 mod link;
+mod login;
 mod raw;
 mod transport;
 mod wire;
 
-pub use beeline_documents_channel::{ClientCounters, MessageType, RegisterOptions, RequestError};
+pub use beeline_documents_channel::{
+    ClientCounters, MessageType, RegisterOptions, RequestError, RnicInfo,
+};
 pub use begun::Begun;
 pub use client::{Client, Options};
 pub use collection::{Collection, Find, UpdateResult};
 pub use error::ClientError;
 pub use link::Link;
+pub use login::Login;
+pub use transport::rnic;
 
 /// Name of the document store in the bootstrap exchange.
 pub const SERVICE: &str = "documents";

@@ -14,6 +14,7 @@ use beeline_fabric_open::{Dialler, OpenError};
 use crate::client::Options;
 use crate::error::ClientError;
 use crate::follow::Member;
+use crate::login::{Login, LoginError, Salted, log_in};
 use crate::wire::Wire;
 
 /// A connection that lasted this long is no reason to avoid its provider.
@@ -43,6 +44,9 @@ pub(crate) struct Road {
     carrier: Option<Carrier>,
     since: Instant,
     meters: ProcMeters,
+    /// The user to log in as.
+    login: Option<Login>,
+    salted: Option<Salted>,
 }
 
 /// What is behind `scheme://`, without a path.
@@ -53,6 +57,12 @@ fn host_of(address: &str) -> &str {
 
 impl Road {
     pub(crate) fn new(address: &str, options: &Options) -> Result<Self, ClientError> {
+        // An address that cannot be read is not shown: a password may stand in it.
+        let (address, login) = Login::split(address).map_err(|reason| ClientError::Address {
+            address: format!("{}://…", address.split_once("://").map_or("", |(scheme, _)| scheme)),
+            reason: reason.to_owned(),
+        })?;
+        let address = address.as_str();
         let wrong = |reason: String| ClientError::Address { address: address.to_owned(), reason };
         let host = host_of(address).to_owned();
         let (dialler, wire) = if address.starts_with("mongodb://") {
@@ -72,6 +82,8 @@ impl Road {
             carrier: None,
             since: Instant::now(),
             meters: ProcMeters::default(),
+            login: login.or_else(|| options.login.clone()),
+            salted: None,
         })
     }
 
@@ -82,7 +94,8 @@ impl Road {
             Some(fabric) => format!("{scheme}://{fabric}"),
             None => format!("mongodb://{}", member.wire),
         };
-        *self = Self::new(&address, options)?;
+        let (login, salted) = (self.login.take(), self.salted.take());
+        *self = Self { login, salted, ..Self::new(&address, options)? };
         self.wire = Some(member.wire);
         Ok(())
     }
@@ -127,14 +140,40 @@ impl Road {
     /// wire.
     pub(crate) fn open(&mut self, options: &Options) -> Result<&mut Carrier, ClientError> {
         if self.carrier.is_none() {
-            let carrier = self.reach(options)?;
-            self.since = Instant::now();
-            self.carrier = Some(carrier);
+            self.connect(options)?;
         }
         match &mut self.carrier {
             Some(carrier) => Ok(carrier),
             None => Err(ClientError::Protocol("no transport".to_owned())),
         }
+    }
+
+    /// Connects, and logs in where there is a user to log in as.
+    fn connect(&mut self, options: &Options) -> Result<(), ClientError> {
+        let mut last = String::new();
+        for _ in 0..PROVIDERS {
+            let mut carrier = self.reach(options)?;
+            self.since = Instant::now();
+            let outcome = match &self.login {
+                Some(login) => log_in(login, &mut self.salted, &mut |body| {
+                    carrier.call(MessageType::Command, "admin", body, options.timeout, options.spin)
+                }),
+                None => Ok(()),
+            };
+            match outcome {
+                Ok(()) => {
+                    self.carrier = Some(carrier);
+                    return Ok(());
+                }
+                Err(LoginError::Refused(error)) => return Err(error),
+                Err(LoginError::Broken(error)) => {
+                    last = error.to_string();
+                    self.carrier = Some(carrier);
+                    self.broke();
+                }
+            }
+        }
+        Err(ClientError::Unreachable { address: self.address.clone(), reason: last })
     }
 
     fn reach(&mut self, options: &Options) -> Result<Carrier, ClientError> {
@@ -254,16 +293,17 @@ impl Carrier {
         kind: MessageType,
         name: &str,
         body: &[u8],
-        options: &Options,
+        limit: Duration,
+        spin: Duration,
     ) -> Result<Vec<u8>, RequestError> {
         match self {
-            Self::Wire { wire, .. } => wire.call(body, options.timeout),
+            Self::Wire { wire, .. } => wire.call(body, limit),
             Self::Channel { channel, .. } => {
                 let name = name.as_bytes();
                 let name =
                     &name[..name.len().min(beeline_documents_channel::message::LONGEST_NAME)];
-                match channel.submit(kind, name, body, (0, 0), options.timeout) {
-                    Ok(index) => channel.wait(index, options.spin),
+                match channel.submit(kind, name, body, (0, 0), limit) {
+                    Ok(index) => channel.wait(index, spin),
                     Err(Submit::Broken) => Err(RequestError::NotSent),
                     // This client sends one at a time: every buffer is in quarantine.
                     Err(_) => Err(RequestError::Broken),
@@ -295,8 +335,9 @@ fn patiently<T>(mut exchange: impl FnMut() -> Result<T, OpenError>) -> Result<T,
     }
 }
 
-/// The device of a provider, as Algorithm 1 tells of it.
-fn rnic(provider: &str) -> RnicInfo {
+/// The device of a provider on this host, as Algorithm 1 tells of it.
+#[must_use]
+pub fn rnic(provider: &str) -> RnicInfo {
     let mut info = RnicInfo::named(provider);
     if provider != "verbs" {
         return info;

@@ -19,7 +19,7 @@ use beeline_documents::{
 use beeline_documents_channel::{
     self as channel, Answer, ChannelServer, Handler, Load, ReplyBuffer, ServerOptions,
 };
-use beeline_documents_client::{Client, ClientError, Options, SERVICE};
+use beeline_documents_client::{Client, ClientError, Login, Options, SERVICE};
 use beeline_env::SystemClock;
 use beeline_fabric::ConnectInfo;
 use beeline_fabric_open::{Bootstrap, BootstrapConfig, Dialler, Incoming, Service, open};
@@ -45,6 +45,12 @@ impl World {
         let mut channel = ChannelOptions::default();
         channel.server.is_rdma = is_rdma;
         channel.server.pool_buffers = 64;
+        channel.rnic = |provider| channel::RnicInfo {
+            ib_port: 7,
+            gid_idx: 3,
+            ip: [192, 168, 2, 3].into(),
+            ..channel::RnicInfo::named(&format!("card of {provider}"))
+        };
         let options = DocumentsOptions {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             threads: 1,
@@ -244,6 +250,19 @@ fn is_rdma_off_at_either_end_or_no_device_means_the_wire_at_both_ends() {
     assert_eq!(client.transport(), "tcp", "{}", client.reason());
     client.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap();
     assert!(Client::connect(&world.address("shm"), Options::default()).is_err());
+}
+
+#[test]
+fn a_client_is_told_the_stores_device() {
+    let world = World::new(true);
+    let (client, _dialler) = raw_client(&world, 16);
+    let told = channel::RnicInfo {
+        dev_name: "card of shm".to_owned(),
+        ib_port: 7,
+        gid_idx: 3,
+        ip: [192, 168, 2, 3].into(),
+    };
+    assert_eq!(*client.peer(), told);
 }
 
 #[test]
@@ -460,16 +479,7 @@ fn a_client_that_asks_for_much_at_once_leaves_the_others_served() {
     let many: Vec<Document> = (0..200).map(|n| doc! { "_id": n, "n": n % 10 }).collect();
     other.collection("d", "c").insert_many(many).unwrap();
     // A greedy client: as many long commands as its channel takes, and as it may have under way.
-    let mut dialler =
-        Dialler::new(SERVICE, &world.address("shm"), Duration::from_secs(10)).unwrap();
-    let dialled = dialler.dial().unwrap();
-    let options = channel::ClientOptions { outstanding: 400, ..channel::ClientOptions::default() };
-    let mut exchange = |info: &ConnectInfo, hello: &[u8]| {
-        dialled.exchange(0, info, hello).map_err(|error| Box::new(error) as _)
-    };
-    let (clock, mut idle) = (Arc::new(SystemClock), Load::IDLE);
-    let mut greedy =
-        channel::connect(&dialled.device, &mut exchange, &options, clock, &mut idle).unwrap();
+    let (mut greedy, _dialler) = raw_client(&world, 400);
     let join =
         doc! { "$lookup": { "from": "c", "localField": "n", "foreignField": "n", "as": "o" } };
     let command = doc! { "aggregate": "c", "cursor": {}, "$db": "d", "pipeline": [
@@ -572,15 +582,189 @@ fn registrations_follow_connections_and_not_commands() {
     assert_eq!(metric(&world, "registrations"), before);
 }
 
-#[test]
-fn a_store_with_users_refuses_fabric_clients_that_did_not_log_in() {
+/// A store with a user, which a client of the wire made from this host.
+fn guarded() -> World {
     let mut world = World::new(true);
     world.stop();
     world.options.engine.authentication = true;
     world.start();
-    let mut client = world.connect("shm");
-    let refused = client.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap_err();
-    assert_eq!(refused.code(), Some(13), "{refused}");
+    let ann = doc! { "createUser": "ann", "pwd": "se,cret=", "roles": [] };
+    world.connect("mongodb").run("admin", ann).unwrap();
+    world
+}
+
+fn login(user: &str, password: &str) -> Options {
+    let (user, password) = (user.to_owned(), password.to_owned());
+    Options { login: Some(Login { user, password }), ..Options::default() }
+}
+
+#[test]
+fn a_store_with_users_takes_clients_of_every_transport_that_log_in_and_no_others() {
+    let world = guarded();
+    for (number, scheme) in ["shm", "tcp", "mongodb"].into_iter().enumerate() {
+        let number = number as i32;
+        let mut stranger = world.connect(scheme);
+        let refused = stranger.collection("d", "c").insert_one(doc! { "_id": 7 }).unwrap_err();
+        assert_eq!(refused.code(), Some(13), "{scheme}: {refused}");
+        let found = stranger.collection("d", "c").find_one(doc! { "_id": 7 }).unwrap_err();
+        assert_eq!(found.code(), Some(13), "{scheme}: {found}");
+        for (user, password) in [("ann", "other"), ("ghost", "se,cret="), ("", ""), ("ann", "")] {
+            let refused = Client::connect(&world.address(scheme), login(user, password));
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.code(), Some(18), "{scheme}: {refused}");
+        }
+        let mut ann = Client::connect(&world.address(scheme), login("ann", "se,cret=")).unwrap();
+        let transport = if scheme == "mongodb" { "mongodb wire" } else { scheme };
+        assert_eq!(ann.transport(), transport, "{}", ann.reason());
+        ann.collection("d", "c").insert_one(doc! { "_id": number }).unwrap();
+        let long = doc! { "_id": 10 + number, "t": "t".repeat(1 << 20) };
+        ann.collection("d", "c").insert_one(long).unwrap();
+        // One password, written in two ways.
+        let bea = format!("bea{number}");
+        let made = doc! { "createUser": &bea, "pwd": "\u{2168}", "roles": [] };
+        ann.run("admin", made).unwrap();
+        Client::connect(&world.address(scheme), login(&bea, "IX")).unwrap();
+        // An address may name the user.
+        let address = world.address(scheme).replace("://", "://ann:se%2Ccret=@");
+        let mut named = Client::connect(&address, Options::default()).unwrap();
+        let found = named.collection("d", "c").find_one(doc! { "_id": number }).unwrap();
+        assert_eq!(found, Some(doc! { "_id": number }));
+        let status = named.run("admin", doc! { "connectionStatus": 1 }).unwrap();
+        assert!(status.to_string().contains("\"ann\""), "{status}");
+    }
+}
+
+#[test]
+fn a_client_logs_in_again_where_its_connection_broke_and_a_dropped_user_has_no_rights_left() {
+    let mut world = guarded();
+    let mut ann = Client::connect(&world.address("auto"), login("ann", "se,cret=")).unwrap();
+    ann.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap();
+    world.stop();
+    world.start();
+    wait_until("the client sees that the channel ended", || !ann.is_connected());
+    let found = ann.collection("d", "c").find_one(doc! { "_id": 1 }).unwrap();
+    assert_eq!((found, ann.transport()), (Some(doc! { "_id": 1 }), "tcp"), "{}", ann.reason());
+    let mut other = Client::connect(&world.address("shm"), login("ann", "se,cret=")).unwrap();
+    other.run("admin", doc! { "dropUser": "ann" }).unwrap();
+    for client in [&mut ann, &mut other] {
+        let refused = client.collection("d", "c").find_one(doc! { "_id": 1 }).unwrap_err();
+        assert_eq!(refused.code(), Some(13), "{refused}");
+    }
+}
+
+#[test]
+fn a_client_that_did_not_log_in_keeps_no_long_bodies_at_a_store_with_users() {
+    let world = guarded();
+    let (mut stranger, _dialler) = raw_client(&world, 16);
+    let mut send = |length: usize| {
+        let command = doc! { "insert": "c", "documents": [{ "_id": 1, "t": "t".repeat(length) }], "$db": "d" };
+        let body = command.to_vec().unwrap();
+        let limit = Duration::from_secs(30);
+        let index =
+            stranger.submit(channel::MessageType::Insert, b"d", &body, (0, 0), limit).unwrap();
+        stranger.wait(index, Duration::ZERO)
+    };
+    let refused = Document::from_reader(&send(60_000).unwrap()[..]).unwrap();
+    assert_eq!(refused.get_i32("code").unwrap(), 13, "{refused}");
+    assert_eq!(send(66_000), Err(channel::RequestError::Broken));
+}
+
+/// A channel without a client above it, and what it was made by.
+fn raw_client(world: &World, outstanding: u16) -> (channel::ChannelClient, Dialler) {
+    let mut dialler =
+        Dialler::new(SERVICE, &world.address("shm"), Duration::from_secs(10)).unwrap();
+    let dialled = dialler.dial().unwrap();
+    let options = channel::ClientOptions { outstanding, ..channel::ClientOptions::default() };
+    let mut exchange = |info: &ConnectInfo, hello: &[u8]| {
+        dialled.exchange(0, info, hello).map_err(|error| Box::new(error) as _)
+    };
+    let (clock, mut idle) = (Arc::new(SystemClock), Load::IDLE);
+    let made = channel::connect(&dialled.device, &mut exchange, &options, clock, &mut idle);
+    (made.unwrap(), dialler)
+}
+
+/// The number of a tailable cursor that stands at the end of a capped collection.
+fn tail(client: &mut Client) -> i64 {
+    let find = doc! { "find": "log", "tailable": true, "awaitData": true };
+    let found = client.run("d", find).unwrap();
+    found.get_document("cursor").unwrap().get_i64("id").unwrap()
+}
+
+/// What a getMore brings: the documents of its batch.
+fn next_batch(client: &mut Client, cursor: i64, wait_ms: i64) -> Vec<Bson> {
+    let more = doc! { "getMore": cursor, "collection": "log", "maxTimeMS": wait_ms };
+    let reply = client.run("d", more).unwrap();
+    reply.get_document("cursor").unwrap().get_array("nextBatch").unwrap().clone()
+}
+
+#[test]
+fn a_get_more_waits_for_news_over_every_transport() {
+    let world = World::new(true);
+    let mut writer = world.connect("mongodb");
+    writer.run("d", doc! { "create": "log", "capped": true, "size": 1 << 20 }).unwrap();
+    writer.collection("d", "log").insert_one(doc! { "_id": 0 }).unwrap();
+    for (number, scheme) in ["shm", "tcp", "mongodb"].into_iter().enumerate() {
+        let (number, address) = (number as i32 + 1, world.address(scheme));
+        let (ready, waits) = std::sync::mpsc::channel();
+        let reading = std::thread::spawn(move || {
+            // A command may take less time than the getMore waits.
+            let options = Options { timeout: Duration::from_secs(1), ..Options::default() };
+            let mut reader = Client::connect(&address, options).unwrap();
+            let cursor = tail(&mut reader);
+            let start = std::time::Instant::now();
+            assert!(next_batch(&mut reader, cursor, 1500).is_empty());
+            assert!(start.elapsed() >= Duration::from_millis(1500));
+            let pipeline = vec![doc! { "$changeStream": {} }];
+            let watch = doc! { "aggregate": "log", "pipeline": pipeline, "cursor": {} };
+            let opened = reader.run("d", watch).unwrap();
+            let stream = opened.get_document("cursor").unwrap().get_i64("id").unwrap();
+            ready.send(()).unwrap();
+            let documents = next_batch(&mut reader, cursor, 60_000);
+            (documents, next_batch(&mut reader, stream, 60_000))
+        });
+        waits.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        writer.collection("d", "log").insert_one(doc! { "_id": number }).unwrap();
+        let (documents, events) = reading.join().unwrap();
+        assert_eq!(documents, [Bson::Document(doc! { "_id": number })], "{scheme}");
+        let event = events[0].as_document().unwrap();
+        let inserted = event.get_document("fullDocument").unwrap();
+        assert_eq!((inserted, events.len()), (&doc! { "_id": number }, 1), "{scheme}");
+    }
+}
+
+#[test]
+fn commands_that_wait_for_news_keep_neither_their_channel_nor_a_worker() {
+    let world = World::new(true);
+    let mut writer = world.connect("shm");
+    writer.run("d", doc! { "create": "log", "capped": true, "size": 1 << 20 }).unwrap();
+    writer.collection("d", "log").insert_one(doc! { "_id": 0 }).unwrap();
+    let (mut raw, _dialler) = raw_client(&world, 40);
+    let mut submit = |command: Document| {
+        let (body, limit) = (command.to_vec().unwrap(), Duration::from_secs(100));
+        raw.submit(channel::MessageType::Insert, b"d", &body, (0, 0), limit).unwrap()
+    };
+    for _ in 0..30 {
+        let cursor = tail(&mut writer);
+        submit(doc! { "getMore": cursor, "collection": "log", "maxTimeMS": 60_000, "$db": "d" });
+    }
+    // A worker runs this one, behind all of those.
+    let count = submit(doc! { "count": "log", "query": { "_id": 0 }, "$db": "d" });
+    let counted = Document::from_reader(&raw.wait(count, Duration::ZERO).unwrap()[..]).unwrap();
+    assert_eq!(counted.get_i32("n").unwrap(), 1);
+    assert_eq!(raw.outstanding(), 30, "{:?}", raw.take_outcome());
+    writer.collection("d", "log").insert_one(doc! { "_id": 1 }).unwrap();
+    while raw.outstanding() > 0 {
+        raw.sleep(Duration::from_millis(100));
+    }
+    let answers: Vec<_> = std::iter::from_fn(|| raw.take_outcome()).collect();
+    assert_eq!(answers.len(), 30);
+    for (_, reply) in answers {
+        let reply = Document::from_reader(&reply.unwrap()[..]).unwrap();
+        let batch = reply.get_document("cursor").unwrap().get_array("nextBatch").unwrap();
+        assert_eq!(*batch, [Bson::Document(doc! { "_id": 1 })], "{reply}");
+    }
+    wait_until("what was kept is gone", || metric(&world, "kept") == 0);
 }
 
 fn deep(levels: u32) -> Bson {

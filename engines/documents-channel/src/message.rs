@@ -9,7 +9,7 @@
 //! | 3 | 512 | name: database and collection, or the node that asks for the log |
 //! | 515 | 8 | step: a round of synchronisation |
 //! | 523 | 8 | request index, below 0xFFFFFFFE |
-//! | 531 | 8 | address the answer is written to; in a message that answers, a checksum |
+//! | 531 | 8 | address the answer is written to |
 //! | 539 | 4 | remote key of that address: 1 names the region announced in the greeting |
 //! | 543 | 4 | data type |
 //! | 547 | 8 | shape of a batch of the log: entries u32, 0 u32 |
@@ -19,7 +19,9 @@
 //! | 583 | up to 440 | body |
 //!
 //! Source: spec/rmongo.md 3.5. The key is 4 bytes there and 8 in fabric, so it names a region of the
-//! greeting instead of being the key itself.
+//! greeting instead of being the key itself. A checksum stands in front of each part of a reply ([`Part`]) and not in
+//! the place of the address: replies are no messages. Step and shape are read and kept, and nothing here sets them: an
+//! answer holds its entries as a list.
 
 use beeline_os::memory::{MemoryObject, copy_out};
 

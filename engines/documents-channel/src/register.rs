@@ -83,6 +83,8 @@ pub fn register_size(options: &RegisterOptions, load: &Load) -> u64 {
 pub trait Meters: std::fmt::Debug {
     /// The load now.
     fn load(&mut self) -> Load;
+    /// Time to look at what is measured over a while, so that the load of a later moment is not that of a long past.
+    fn look(&mut self) {}
 }
 
 /// Meters that a test sets, and that say always the same.
@@ -103,9 +105,13 @@ impl Meters for ProcMeters {
     fn load(&mut self) -> Load {
         let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let (memory_used, memory_total) = memory_of(&memory).unwrap_or((0.0, 1.0));
+        self.look();
+        Load { memory_used, memory_total, network_used: self.bits_per_second }
+    }
+
+    fn look(&mut self) {
         let network = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
         self.note(Instant::now(), bytes_of(&network));
-        Load { memory_used, memory_total, network_used: self.bits_per_second }
     }
 }
 

@@ -83,6 +83,10 @@ pub trait Handler {
     /// What was executed so far is answered, as far as it can be: time for what its client need
     /// not wait for.
     fn answered(&mut self) {}
+    /// The longest body that a channel's client may send now; a longer one ends its channel.
+    fn longest_body(&mut self, _: ChannelId) -> usize {
+        usize::MAX
+    }
     /// A channel is gone.
     fn ended(&mut self, channel: ChannelId);
 }
@@ -404,6 +408,7 @@ impl ChannelServer {
         let now = self.clock.monotonic_ns();
         let hold = u64::try_from(self.options.hold.as_nanos()).unwrap_or(u64::MAX);
         let scarce = self.pool.is_scarce();
+        self.meters.look();
         let mut late = Vec::new();
         for (id, channel) in &mut self.channels {
             match channel.qp.state() {

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-pub use beeline_documents_channel::{RegisterOptions, ServerOptions};
+pub use beeline_documents_channel::{RegisterOptions, RnicInfo, ServerOptions};
 
 use beeline_documents_channel::ChannelId;
 use beeline_fabric::{ConnectInfo, Device};
@@ -52,6 +52,8 @@ pub struct ChannelOptions {
     pub spin: Duration,
     /// Limits.
     pub server: ServerOptions,
+    /// The device of a provider, as clients are told of it, where `server` names none. Default: its name alone.
+    pub rnic: fn(&str) -> RnicInfo,
 }
 
 impl Default for ChannelOptions {
@@ -60,6 +62,7 @@ impl Default for ChannelOptions {
         Self {
             spin: Duration::from_micros(20),
             server: ServerOptions { register, ..ServerOptions::default() },
+            rnic: RnicInfo::named,
         }
     }
 }
@@ -219,6 +222,7 @@ impl Channels {
         let deliveries_in = Arc::new(Mutex::new(sender));
         let handle = ChannelHandle { shared: Arc::clone(&shared), deliveries: deliveries_in };
         let workers = workers.max(1);
+        let place = |of: &str| NAMES.iter().position(|name| *name == of).unwrap_or(NAMES.len());
         let executive = Arc::new(Executive {
             engine,
             identity,
@@ -226,7 +230,8 @@ impl Channels {
             handle: handle.clone(),
             runtime,
             workers: Mutex::default(),
-            find: NAMES.iter().position(|name| *name == "find").unwrap_or(NAMES.len()),
+            find: place("find"),
+            insert: place("insert"),
         });
         let mut channels =
             Self { handle: handle.clone(), executive: Arc::clone(&executive), thread: None };

@@ -28,6 +28,7 @@ mod change;
 mod explain;
 pub mod fail_points;
 mod identity;
+pub mod insert_one;
 pub mod point;
 mod read;
 mod server;

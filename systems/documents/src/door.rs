@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::commands::{self, Context, Identity, NAMES, Request, Session, point};
+use crate::commands::{self, Context, Identity, NAMES, Request, Session, insert_one, point};
 use crate::engine::Engine;
 use crate::listening::{Listening, Served, Stop};
 use crate::replica::Replica;
@@ -25,7 +25,7 @@ const READ: usize = 64 << 10;
 /// A buffer that grew past this is given back once it is empty.
 const KEPT: usize = 1 << 20;
 /// Longest wait for news, as long as a number of 32 bits of milliseconds.
-const LONGEST_WAIT_MS: u64 = i32::MAX as u64;
+pub(crate) const LONGEST_WAIT_MS: u64 = i32::MAX as u64;
 
 /// The running listener.
 #[derive(Debug)]
@@ -37,8 +37,9 @@ pub struct Door {
 struct Shared {
     engine: Arc<Engine>,
     identity: Identity,
-    /// Where `find` is among the commands whose times are counted.
+    /// Where `find` and `insert` are among the commands whose times are counted.
     find: usize,
+    insert: usize,
 }
 
 impl Served for Shared {
@@ -85,8 +86,9 @@ impl Door {
             most_connections: most,
             replica_set,
         };
-        let find = NAMES.iter().position(|name| *name == "find").unwrap_or(NAMES.len());
-        let make = |address| Shared { engine, identity: identity(address), find };
+        let place = |of: &str| NAMES.iter().position(|name| *name == of).unwrap_or(NAMES.len());
+        let (find, insert) = (place("find"), place("insert"));
+        let make = |address| Shared { engine, identity: identity(address), find, insert };
         let (listening, _) = Listening::start(address, ("documents", threads), most, make)?;
         Ok(Self { listening })
     }
@@ -288,8 +290,8 @@ fn longest(shared: &Shared, session: &Session) -> usize {
     }
 }
 
-/// Answers a find by `_id` that nothing else is asked with, reading no more of it than that takes. False: it is
-/// another message, and nothing was done.
+/// Answers a find by `_id`, or the insertion of one document, that nothing else is asked with, reading no more of it
+/// than that takes. False: it is another message, and nothing was done.
 fn answer_at_once(
     shared: &Shared,
     session: &Session,
@@ -297,16 +299,26 @@ fn answer_at_once(
     found: &mut Vec<u8>,
     output: &mut Vec<u8>,
 ) -> bool {
-    let Some((request_id, body)) = wire::plain(message) else { return false };
-    if body.get(4..10) != Some(b"\x02find\0") {
+    const FIND: &[u8] = b"\x02find\0";
+    const INSERT: &[u8] = b"\x02insert\0";
+    let plain = wire::plain(message).map(|(id, body)| (id, body, None));
+    let with_one = || wire::with_one(message, "documents");
+    let read = plain.or_else(|| with_one().map(|(id, body, one)| (id, body, Some(one))));
+    let Some((request_id, body, beside)) = read else { return false };
+    let begins = |with: &[u8]| body.get(4..).is_some_and(|rest| rest.starts_with(with));
+    let (is_find, is_insert) = (beside.is_none() && begins(FIND), begins(INSERT));
+    if !is_find && !is_insert {
         return false;
     }
     let began = std::time::Instant::now();
-    let answered = wire::write_plain((request_id, reply_id), output, |out| {
-        point::answer(&shared.engine, session, body, || times(shared), found, out)
+    let (engine, extra) = (&shared.engine, || times(shared));
+    let answered = wire::write_plain((request_id, reply_id), output, |out| match is_find {
+        true => point::answer(engine, session, body, extra, found, out),
+        false => insert_one::answer(engine, session, (body, beside), extra, out),
     });
     if answered {
-        shared.engine.times.record_at(shared.find, began.elapsed());
+        let command = if is_find { shared.find } else { shared.insert };
+        engine.times.record_at(command, began.elapsed());
     }
     answered
 }

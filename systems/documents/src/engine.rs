@@ -99,7 +99,7 @@ pub struct Engine {
     /// Clients must show who they are.
     pub authentication: bool,
     /// Woken when something changed.
-    pub changed: tokio::sync::Notify,
+    pub changed: Arc<tokio::sync::Notify>,
     /// What the operations of all clients keep.
     pub memory: Arc<Memory>,
     /// The transactions of all sessions.
@@ -182,7 +182,7 @@ impl Engine {
             log_bytes: options.log_bytes,
             authentication: options.authentication,
             fail_points: FailPoints::new(options.test_commands),
-            changed: tokio::sync::Notify::new(),
+            changed: Arc::default(),
             memory,
             transactions: Transactions::new(options.transaction_lifetime_ms),
             users: Mutex::default(),

@@ -54,10 +54,17 @@ fn hash(bytes: &[u8]) -> Key {
 }
 
 impl Credential {
-    /// Of a password.
-    #[must_use]
-    pub fn new(password: &str) -> Self {
-        Self::with(password, rand::random::<[u8; 28]>().to_vec(), ROUNDS)
+    /// Of a password, written as drivers write it before they use it: by SASLprep (RFC 4013).
+    ///
+    /// Errors: [`Code::BadValue`] for a password with characters that SASLprep prohibits.
+    pub fn new(password: &str) -> Result<Self> {
+        match stringprep::saslprep(password) {
+            Ok(password) => Ok(Self::with(&password, rand::random::<[u8; 28]>().to_vec(), ROUNDS)),
+            Err(error) => fail(
+                Code::BadValue,
+                format!("a password that drivers cannot send: {error}; choose another (RFC 4013)"),
+            ),
+        }
     }
 
     fn with(password: &str, salt: Vec<u8>, rounds: u32) -> Self {
@@ -248,6 +255,16 @@ mod tests {
         wrong[at] ^= 1;
         assert_eq!(conversation.prove(&wrong).unwrap_err().code, Code::AuthenticationFailed);
         assert_eq!(Credential::from_document(&credential.to_document()), Some(credential));
+    }
+
+    #[test]
+    fn a_password_is_taken_as_drivers_write_it() {
+        // The examples of RFC 4013, section 3: a soft hyphen, a compatibility character, a control character.
+        for (given, written) in [("I\u{ad}X", "IX"), ("\u{2168}", "IX"), ("user", "user")] {
+            let made = Credential::new(given).unwrap();
+            assert_eq!(made, Credential::with(written, made.salt.clone(), ROUNDS), "{given:?}");
+        }
+        assert_eq!(Credential::new("\u{7}").unwrap_err().code, Code::BadValue);
     }
 
     #[test]

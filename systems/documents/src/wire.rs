@@ -92,6 +92,25 @@ pub fn plain(message: &[u8]) -> Option<(i32, &[u8])> {
     (is_plain && is_whole).then_some((word(head, 4).ok()?, body))
 }
 
+/// The document of a message that is [`plain`] but for one section behind it, whose only document stands beside it; the
+/// name of that section has to be `name`. `None`: any other message.
+#[must_use]
+pub fn with_one<'m>(message: &'m [u8], name: &str) -> Option<(i32, &'m [u8], &'m [u8])> {
+    let (head, rest) = message.split_at_checked(HEADER + 5)?;
+    if word(head, 12).ok()? != op::MSG || head[HEADER..] != [0; 5] {
+        return None;
+    }
+    let (body, section) = rest.split_at_checked(first_document(rest).ok()?.len())?;
+    let (&kind, section) = section.split_first()?;
+    let size = usize::try_from(word(section, 0).ok()?).ok()?;
+    let named = section.get(4..)?.strip_prefix(name.as_bytes())?;
+    let document = named.strip_prefix(&[0])?;
+    let is_whole = kind == 1
+        && size == section.len()
+        && first_document(document).ok()?.len() == document.len();
+    is_whole.then_some((word(head, 4).ok()?, body, document))
+}
+
 /// Appends the reply to a [`plain`] message, whose document `body` appends. Where that declines, nothing was written.
 pub fn write_plain(
     (request_id, reply_id): (i32, i32),
@@ -425,6 +444,49 @@ mod tests {
     }
 
     #[test]
+    fn one_document_beside_the_body_is_found_and_nothing_else() {
+        let body = doc! { "insert": "c", "$db": "d" };
+        let section = |name: &[u8], documents: &[Document]| {
+            let all: Vec<u8> = documents.iter().flat_map(|one| one.to_vec().unwrap()).collect();
+            let mut section = vec![1];
+            section.extend((4 + name.len() as u32 + 1 + all.len() as u32).to_le_bytes());
+            section.extend(name);
+            section.push(0);
+            section.extend(all);
+            section
+        };
+        let message = |sections: &[Vec<u8>]| {
+            let mut framed = frame(7, &body);
+            sections.iter().for_each(|section| framed.extend(section));
+            let length = framed.len() as u32;
+            framed[..4].copy_from_slice(&length.to_le_bytes());
+            framed
+        };
+        let one = doc! { "_id": 1, "t": "x" };
+        let whole = message(&[section(b"documents", std::slice::from_ref(&one))]);
+        let (id, head, beside) = with_one(&whole, "documents").unwrap();
+        assert_eq!((id, head), (7, body.to_vec().unwrap().as_slice()));
+        assert_eq!(beside, one.to_vec().unwrap());
+        assert_eq!(plain(&whole), None);
+        for cut in 0..whole.len() {
+            assert_eq!(with_one(&whole[..cut], "documents"), None);
+        }
+        for sections in [
+            vec![],
+            vec![section(b"documents", &[])],
+            vec![section(b"documents", &[one.clone(), one.clone()])],
+            vec![section(b"document", std::slice::from_ref(&one))],
+            vec![section(b"documentss", std::slice::from_ref(&one))],
+            vec![section(b"documents", std::slice::from_ref(&one)), section(b"more", &[])],
+        ] {
+            assert_eq!(with_one(&message(&sections), "documents"), None);
+        }
+        let mut flagged = whole;
+        flagged[HEADER] = 2;
+        assert_eq!(with_one(&flagged, "documents"), None);
+    }
+
+    #[test]
     fn every_compressor_reads_what_it_wrote() {
         for compressor in 1..=3 {
             let manner = Manner {
@@ -478,9 +540,11 @@ mod tests {
             let place = at % framed.len();
             framed[place] ^= by;
             let _ = read(&framed, LONGEST_MESSAGE);
+            let _ = with_one(&framed, "documents");
             if bytes.len() >= HEADER {
                 bytes[12..16].copy_from_slice(&i32::to_le_bytes(code));
                 let _ = read(&bytes, LONGEST_MESSAGE);
+                let _ = with_one(&bytes, "documents");
             }
         }
     }

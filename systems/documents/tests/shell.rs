@@ -40,6 +40,12 @@ fn shells_and_administrators_are_answered_or_told_what_to_do_instead() {
         (doc! { "fsyncUnlock": 1 }, 115, "mongodump copies collections"),
         (doc! { "shutdown": 1, "$db": "admin" }, 115, "send beeline serve a signal"),
         (doc! { "fsyncLock": 1 }, 59, "no such command: 'fsyncLock'"),
+        (doc! { "find": "oplog.rs", "$db": "local" }, 115, "open a change stream"),
+        (
+            doc! { "aggregate": "oplog.rs", "pipeline": [], "cursor": {}, "$db": "local" },
+            115,
+            "dump without --oplog",
+        ),
         (doc! { "top": 1 }, 59, "no such command: 'top'"),
     ] {
         let reply = client.run(asked.clone());

@@ -60,6 +60,14 @@ pub struct DocumentsArguments {
     /// Where the node's pool lies.
     #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
     pub data: PathBuf,
+    /// What stands beside this store in the part of peers.
+    #[arg(
+        long,
+        value_name = "PEERS",
+        value_delimiter = ',',
+        default_value = "java,postgres,itself,pymongo"
+    )]
+    pub peers: Vec<Peer>,
     /// Folder of PostgreSQL's programs; Debian's newest unless it is named.
     #[arg(long, value_name = "DIRECTORY")]
     pub postgres: Option<PathBuf>,
@@ -95,6 +103,19 @@ pub enum Part {
     Peers,
     /// Two replica sets of three members each: lag, and copies of everything.
     Members,
+}
+
+/// What the part of peers compares with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Peer {
+    /// mongo-java-server, by this client.
+    Java,
+    /// PostgreSQL's jsonb, by pgbench.
+    Postgres,
+    /// This store over the MongoDB wire, beside itself over fabric.
+    Itself,
+    /// mongo-java-server, by pymongo.
+    Pymongo,
 }
 
 /// The paper's four.
@@ -307,20 +328,25 @@ impl Bench<'_> {
         alternate(self.arguments.options.turns(), contenders, self.output)
     }
 
-    /// All four operations on fresh records, each timed by `measure`; the figure of `kind` counts.
-    fn round(
+    /// Figures of the four operations, over fabric and over the wire by turns: a turn is a round of all four on fresh
+    /// records, each measured by `measure`, which is told the contender's place and the operation.
+    fn rounds(
         &self,
-        kind: Kind,
-        measure: &mut dyn FnMut(Kind) -> anyhow::Result<f64>,
-    ) -> anyhow::Result<f64> {
-        let mut figure = 0.0;
-        for each in KINDS {
-            let found = measure(each)?;
-            if each == kind {
-                figure = found;
+        measure: &dyn Fn(usize, usize) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<[[Vec<f64>; 2]; 4]> {
+        let figures = RefCell::new(<[[Vec<f64>; 2]; 4]>::default());
+        let turn = |which: usize| {
+            for kind in 0..KINDS.len() {
+                let figure = measure(which, kind)?;
+                figures.borrow_mut()[kind][which].push(figure);
             }
-        }
-        Ok(figure)
+            Ok(0.0)
+        };
+        self.turns(&mut [
+            Contender::new("fabric", || turn(0)),
+            Contender::new("wire", || turn(1)),
+        ])?;
+        Ok(figures.into_inner())
     }
 
     fn latency(&self) -> anyhow::Result<()> {
@@ -328,39 +354,31 @@ impl Bench<'_> {
         let text = self.text();
         let clients =
             [RefCell::new(self.node.client(true)?), RefCell::new(self.node.client(false)?)];
-        for kind in KINDS {
-            let switches = RefCell::new([0_u64; 2]);
-            let turn = |which: usize| {
-                let mut client = clients[which].borrow_mut();
-                self.round(kind, &mut |each| {
-                    let before = self.node.switches();
-                    let mut times = Vec::with_capacity(count as usize);
-                    for id in 0..count {
-                        let start = Instant::now();
-                        operate(&mut client, each, id, &text)?;
-                        times.push(start.elapsed().as_secs_f64() * 1e6);
-                    }
-                    if each == kind {
-                        switches.borrow_mut()[which] += self.node.switches() - before;
-                    }
-                    times.sort_by(f64::total_cmp);
-                    Ok(times[times.len() / 2])
-                })
-            };
-            let figures = self.turns(&mut [
-                Contender::new("fabric", || turn(0)),
-                Contender::new("wire", || turn(1)),
-            ])?;
+        let switches = RefCell::new([[0_u64; 2]; 4]);
+        let figures = self.rounds(&|which, kind| {
+            let mut client = clients[which].borrow_mut();
+            let before = self.node.switches();
+            let mut times = Vec::with_capacity(count as usize);
+            for id in 0..count {
+                let start = Instant::now();
+                operate(&mut client, KINDS[kind], id, &text)?;
+                times.push(start.elapsed().as_secs_f64() * 1e6);
+            }
+            switches.borrow_mut()[kind][which] += self.node.switches() - before;
+            times.sort_by(f64::total_cmp);
+            Ok(times[times.len() / 2])
+        })?;
+        for (at, kind) in KINDS.into_iter().enumerate() {
             let all = f64::from(count) * f64::from(self.arguments.options.turns());
-            let [here, there] = switches.borrow().map(|switches| switches as f64 / all);
+            let [here, there] = switches.borrow()[at].map(|switches| switches as f64 / all);
             let mut row = Row::new(
                 format!("{} of {} B, p50", kind.word(), self.arguments.size),
                 "fabric",
                 "us",
                 Better::Lower,
-                &figures[0],
+                &figures[at][0],
             )
-            .against("MongoDB wire", &figures[0], &figures[1])
+            .against("MongoDB wire", &figures[at][0], &figures[at][1])
             .beside("server switches/op", format!("{here:.2} (wire {there:.2})"));
             if let Some(counters) = clients[0].borrow().counters() {
                 let requests = counters.requests.max(1) as f64;
@@ -385,37 +403,28 @@ impl Bench<'_> {
             [RefCell::new(self.node.client(true)?), RefCell::new(self.node.client(false)?)];
         for &records in &self.arguments.records {
             let records = self.arguments.options.size(records, records.min(50));
-            for kind in KINDS {
-                let turn = |which: usize| {
-                    let mut client = clients[which].borrow_mut();
-                    self.round(kind, &mut |each| {
-                        let start = Instant::now();
-                        if each == Kind::Find {
-                            // One query for all of them, as in the paper.
-                            let all = client
-                                .collection("bench", "records")
-                                .find(doc! {}, Document::new())?
-                                .count();
-                            anyhow::ensure!(all == records as usize, "{all} records found");
-                        } else {
-                            for id in 0..records {
-                                operate(&mut client, each, id, &text)?;
-                            }
-                        }
-                        Ok(f64::from(records) / start.elapsed().as_secs_f64())
-                    })
-                };
-                let figures = self.turns(&mut [
-                    Contender::new("fabric", || turn(0)),
-                    Contender::new("wire", || turn(1)),
-                ])?;
+            let figures = self.rounds(&|which, kind| {
+                let mut client = clients[which].borrow_mut();
+                let start = Instant::now();
+                if KINDS[kind] == Kind::Find {
+                    // One query for all of them, as in the paper.
+                    let all = client
+                        .collection("bench", "records")
+                        .find(doc! {}, Document::new())?
+                        .count();
+                    anyhow::ensure!(all == records as usize, "{all} records found");
+                } else {
+                    for id in 0..records {
+                        operate(&mut client, KINDS[kind], id, &text)?;
+                    }
+                }
+                Ok(f64::from(records) / start.elapsed().as_secs_f64())
+            })?;
+            for (at, kind) in KINDS.into_iter().enumerate() {
                 let word = if kind == Kind::Find { "query of all" } else { kind.word() };
                 let case = format!("{word}, {records} records");
-                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[0]).against(
-                    "MongoDB wire",
-                    &figures[0],
-                    &figures[1],
-                );
+                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[at][0])
+                    .against("MongoDB wire", &figures[at][0], &figures[at][1]);
                 self.push(row)?;
             }
         }
@@ -428,29 +437,20 @@ impl Bench<'_> {
             let connections = self.arguments.options.size(connections, connections.min(4)).max(1);
             let each_does = self.arguments.options.size((20_000 / connections).clamp(50, 1000), 10);
             let pinned = self.registered_by(connections)?;
-            for kind in KINDS {
-                let cpu = RefCell::new([0.0; 2]);
-                let turn = |fabric: bool| {
-                    self.round(kind, &mut |each| {
-                        let before = self.node.cpu_seconds();
-                        let rate = self.many(fabric, each, connections, each_does, &text);
-                        if each == kind {
-                            let used = self.node.cpu_seconds() - before;
-                            cpu.borrow_mut()[usize::from(!fabric)] += used;
-                        }
-                        rate
-                    })
-                };
-                let figures = self.turns(&mut [
-                    Contender::new("fabric", || turn(true)),
-                    Contender::new("wire", || turn(false)),
-                ])?;
+            let cpu = RefCell::new([[0.0; 2]; 4]);
+            let figures = self.rounds(&|which, kind| {
+                let before = self.node.cpu_seconds();
+                let rate = self.many(which == 0, KINDS[kind], connections, each_does, &text);
+                cpu.borrow_mut()[kind][which] += self.node.cpu_seconds() - before;
+                rate
+            })?;
+            for (at, kind) in KINDS.into_iter().enumerate() {
                 let case = format!("{}, {connections} connections", kind.word());
                 let all =
                     f64::from(connections * each_does) * f64::from(self.arguments.options.turns());
-                let [here, there] = cpu.borrow().map(|seconds| seconds / all * 1e6);
-                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[0])
-                    .against("MongoDB wire", &figures[0], &figures[1])
+                let [here, there] = cpu.borrow()[at].map(|seconds| seconds / all * 1e6);
+                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[at][0])
+                    .against("MongoDB wire", &figures[at][0], &figures[at][1])
                     .beside("server processor time/op", format!("{here:.1} us (wire {there:.1})"))
                     .beside("server memory registered", format!("{:.1} MB", pinned as f64 / 1e6));
                 self.push(row)?;

@@ -6,11 +6,15 @@ use beeline_documents_client::{Client, ClientError, Options};
 use bson::{Bson, Document, doc};
 use clap::Args;
 
-use super::json;
+use super::{UserArguments, json};
 use crate::cli::span;
 use crate::config::values::Span;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+
+/// MongoDB's codes for a client that is no user, and for a user or a password that is wrong.
+const NO_RIGHTS: i32 = 13;
+const NOT_THE_USER: i32 = 18;
 
 /// How the store is reached.
 #[derive(Clone, Debug, Args)]
@@ -22,6 +26,8 @@ pub struct ReachArguments {
     /// How long an answer may take.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = span)]
     pub timeout: Span,
+    #[command(flatten)]
+    pub user: UserArguments,
 }
 
 /// `beeline documents get`.
@@ -84,13 +90,17 @@ impl std::str::FromStr for Namespace {
     }
 }
 
-fn failure(error: ClientError) -> Failure {
+pub(super) fn failure(error: ClientError) -> Failure {
     let exit = match error {
         ClientError::Unreachable { .. } | ClientError::TimedOut { .. } => Exit::Unreachable,
         ClientError::Address { .. } => Exit::Usage,
         _ => Exit::Failed,
     };
-    Failure::new(exit, anyhow::Error::new(error))
+    let help = "log in with --user and BEELINE_DOCUMENTS_PASSWORD";
+    match error.code() {
+        Some(NO_RIGHTS | NOT_THE_USER) => Failure::new(exit, anyhow::anyhow!("{error}; {help}")),
+        _ => Failure::new(exit, anyhow::Error::new(error)),
+    }
 }
 
 fn usage(what: &str, reason: &str) -> Failure {
@@ -107,7 +117,7 @@ fn document(what: &str, text: &str) -> Result<Document, Failure> {
 
 fn connect(reach: &ReachArguments, output: Output) -> Result<Client, Failure> {
     let timeout: Duration = reach.timeout.0;
-    let options = Options { timeout, ..Options::default() };
+    let options = Options { timeout, login: reach.user.login(), ..Options::default() };
     let client = Client::connect(&reach.fabric, options).map_err(failure)?;
     output.note(format!("over {} ({})", client.transport(), client.reason()));
     Ok(client)

@@ -4,12 +4,10 @@ mod fabric;
 mod json;
 mod route;
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use beeline_documents::wire;
+use beeline_documents_client::{Client, Login, Options};
 use bson::{Bson, Document, doc};
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -73,6 +71,26 @@ pub struct DoorArguments {
     /// Where MongoDB clients connect, as `serve` prints it.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:27017")]
     pub address: SocketAddr,
+    #[command(flatten)]
+    pub user: UserArguments,
+}
+
+/// The user that asks, where the store has users.
+#[derive(Clone, Debug, Args)]
+pub struct UserArguments {
+    /// User to log in as, where the store has --documents-authentication on.
+    #[arg(long, env = "BEELINE_DOCUMENTS_USER", value_name = "NAME")]
+    pub user: Option<String>,
+    /// The user's password; better from BEELINE_DOCUMENTS_PASSWORD than from a flag.
+    #[arg(long, env = "BEELINE_DOCUMENTS_PASSWORD", default_value = "", hide_env_values = true)]
+    pub password: String,
+}
+
+impl UserArguments {
+    fn login(&self) -> Option<Login> {
+        let user = self.user.clone()?;
+        Some(Login { user, password: self.password.clone() })
+    }
 }
 
 /// `beeline documents top`.
@@ -109,45 +127,23 @@ pub fn run(command: &DocumentsCommand, output: Output) -> Result<Exit, Failure> 
     }
 }
 
-/// A connection that asks one thing at a time.
-struct Asker {
-    stream: TcpStream,
-    requests: i32,
+/// A connection to one store, whether that one leads or not.
+struct Asker<'d> {
+    client: Client,
+    door: &'d DoorArguments,
 }
 
-impl Asker {
-    fn open(address: SocketAddr) -> Result<Self, Failure> {
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| {
-            let help = "start it with `beeline serve`, or give --address";
-            Failure::new(
-                Exit::Unreachable,
-                anyhow::anyhow!("no document store at {address}: {error}; {help}"),
-            )
-        })?;
-        stream.set_read_timeout(Some(PATIENCE)).context("setting a time-out")?;
-        Ok(Self { stream, requests: 0 })
+impl<'d> Asker<'d> {
+    fn open(address: SocketAddr, door: &'d DoorArguments) -> Result<Self, Failure> {
+        let (timeout, login) = (PATIENCE, door.user.login());
+        let options = Options { timeout, direct: true, login, ..Options::default() };
+        let client = Client::connect(&format!("mongodb://{address}"), options);
+        Ok(Self { client: client.map_err(fabric::failure)?, door })
     }
 
     fn ask(&mut self, database: &str, mut command: Document) -> Result<Document, Failure> {
-        command.insert("$db", database);
         command.insert("$readPreference", doc! { "mode": "primaryPreferred" });
-        self.requests += 1;
-        self.stream.write_all(&wire::frame(self.requests, &command)).context("asking the store")?;
-        let mut message = vec![0; 4];
-        self.stream.read_exact(&mut message).context("the store's answer")?;
-        let length = wire::length(&message, wire::LONGEST_MESSAGE)
-            .context("the store's answer")?
-            .unwrap_or(wire::HEADER);
-        message.resize(length, 0);
-        self.stream.read_exact(&mut message[4..]).context("the store's answer")?;
-        let (_, answer) =
-            wire::read(&message, wire::LONGEST_MESSAGE).context("the store's answer")?;
-        let answer = answer.body;
-        if answer.get_f64("ok").unwrap_or(0.0) == 1.0 {
-            return Ok(answer);
-        }
-        let said = answer.get_str("errmsg").unwrap_or("the store refused").to_owned();
-        Err(anyhow::anyhow!("{said}").into())
+        self.client.ask(database, command).map_err(fabric::failure)
     }
 }
 
@@ -157,7 +153,7 @@ fn order(
     done: &str,
     output: Output,
 ) -> Result<Exit, Failure> {
-    Asker::open(door.address)?.ask("admin", command)?;
+    Asker::open(door.address, door)?.ask("admin", command)?;
     if output.json {
         output.object(&json!({ "done": done }))?;
     } else {
@@ -204,7 +200,7 @@ fn members_of(status: &Document) -> Vec<MemberLine> {
 
 /// The replica set: its status as the member asked knows it, and the members; the primary knows the others. A
 /// node by itself has none.
-fn set_of(asker: &mut Asker) -> Option<(Document, Vec<MemberLine>)> {
+fn set_of(asker: &mut Asker<'_>) -> Option<(Document, Vec<MemberLine>)> {
     let status = asker.ask("admin", doc! { "replSetGetStatus": 1 }).ok()?;
     let mut members = members_of(&status);
     let own = status.get_array("members").ok()?.iter().filter_map(Bson::as_document);
@@ -212,7 +208,7 @@ fn set_of(asker: &mut Asker) -> Option<(Document, Vec<MemberLine>)> {
     let primary = status.get_str("primary").ok().and_then(|address| address.parse().ok());
     if let (Some(own), Some(primary)) = (own, primary)
         && own.address.parse() != Ok(primary)
-        && let Ok(told) = Asker::open(primary)
+        && let Ok(told) = Asker::open(primary, asker.door)
             .and_then(|mut primary| primary.ask("admin", doc! { "replSetGetStatus": 1 }))
     {
         members = members_of(&told);
@@ -256,7 +252,7 @@ fn voters_of(status: &Document) -> Vec<i32> {
 }
 
 fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
-    let mut asker = Asker::open(door.address)?;
+    let mut asker = Asker::open(door.address, door)?;
     let hello = asker.ask("admin", doc! { "hello": 1 })?;
     let state = asker.ask("admin", doc! { "serverStatus": 1 })?;
     let replica = set_of(&mut asker).filter(|(status, _)| status.contains_key("counts"));
@@ -364,7 +360,7 @@ const WATCHED: &[(&str, &[&str])] = &[
 ];
 
 fn top(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
-    let mut asker = Asker::open(arguments.door.address)?;
+    let mut asker = Asker::open(arguments.door.address, &arguments.door)?;
     let mut shown = 0;
     let look = || asker.ask("admin", doc! { "serverStatus": 1 });
     looks::repeat(arguments.interval.0, arguments.count, look, |before, now, _| {

@@ -84,6 +84,7 @@ fn channel(config: &DocumentsConfig) -> ChannelOptions {
             buffer_bytes: buffer_bytes as usize,
             ..ServerOptions::default()
         },
+        rnic: beeline_documents_client::rnic,
     }
 }
 

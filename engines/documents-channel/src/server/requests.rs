@@ -199,7 +199,8 @@ impl ChannelServer {
         let inside = offset.checked_add(length).is_some_and(|end| end <= bytes);
         let other = channel.assembly.as_ref().is_some_and(|known| known.index != message.index);
         let have = channel.assembled();
-        if other || !inside || have as u64 + length > self.options.longest_body as u64 {
+        let longest = handler.longest_body(channel.id).min(self.options.longest_body);
+        if other || !inside || have as u64 + length > longest as u64 {
             return Err(Broken);
         }
         let length = length as usize;

@@ -2,6 +2,7 @@
 //! for other members of the replica set.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,12 +13,13 @@ use beeline_documents_query::check;
 use beeline_documents_query::error::{Code, QueryError, fail};
 use bson::{Document, doc};
 use tokio::runtime::Handle as Runtime;
+use tokio::sync::futures::OwnedNotified;
 use tokio::sync::watch;
 
 use super::jobs::Jobs;
 use super::{ChannelHandle, Delivery, FIRST_CONNECTION, Origin};
-use crate::commands::{self, Context, Identity, Request, Session, failure, point};
-use crate::door::{concern_of, may_take_long};
+use crate::commands::{self, Context, Identity, Request, Session, failure, insert_one, point};
+use crate::door::{LONGEST_WAIT_MS, concern_of, may_take_long};
 use crate::engine::{Engine, lock, whole_field};
 use crate::listening::STACK;
 use crate::replica::Replica;
@@ -25,9 +27,10 @@ use crate::replica::concern::Held;
 use crate::replica::source::COMMAND;
 use crate::reply::Reply;
 use crate::request;
+use crate::wire::LONGEST_OF_STRANGER;
 
 /// A member that asks for news of the log waits so long at most.
-const LONGEST_WAIT_MS: i64 = 5000;
+const LONGEST_WAIT_OF_MEMBER_MS: i64 = 5000;
 /// A longer body is read and executed by a worker, however few documents its command looks at.
 const LONG_BODY: usize = 256 << 10;
 /// A buffer for documents that grew past this is not kept for the next one.
@@ -45,12 +48,16 @@ pub(super) struct Job {
     session: Arc<Mutex<Session>>,
     body: Vec<u8>,
     gone: watch::Receiver<()>,
+    /// How long it waits for news, once it began to wait.
+    until: Option<Instant>,
 }
 
 /// What is known of a channel.
 #[derive(Debug)]
 pub(super) struct Peer {
     session: Arc<Mutex<Session>>,
+    /// Its client had logged in when its session was looked at last.
+    is_known: bool,
     /// What waits for other members ends when this is dropped.
     here: watch::Sender<()>,
 }
@@ -63,8 +70,9 @@ pub(super) struct Executive {
     pub(super) handle: ChannelHandle,
     pub(super) runtime: Runtime,
     pub(super) workers: Mutex<Vec<JoinHandle<()>>>,
-    /// Where `find` is among the commands whose times are counted.
+    /// Where `find` and `insert` are among the commands whose times are counted.
     pub(super) find: usize,
+    pub(super) insert: usize,
 }
 
 impl fmt::Debug for Executive {
@@ -88,7 +96,7 @@ struct Waits {
 }
 
 /// Says when a worker has ended, also where a command ended it.
-struct Worker<'e>(&'e Executive);
+struct Worker<'e>(&'e Arc<Executive>);
 
 impl Drop for Worker<'_> {
     fn drop(&mut self) {
@@ -135,7 +143,8 @@ impl Executive {
         }
     }
 
-    fn run(&self, session: &mut Session, request: Request) -> Ran {
+    /// Runs a command. The reply of a command that `may_wait` may be [`Reply::Later`].
+    fn run(&self, session: &mut Session, request: Request, may_wait: bool) -> Ran {
         let replica = self.engine.replica.get();
         let (name, concern) = match replica {
             Some(_) => (request.name().to_owned(), concern_of(&request)),
@@ -147,8 +156,7 @@ impl Executive {
             identity: &self.identity,
             database: String::new(),
             request,
-            // Nothing is kept waiting: a getMore at the end of its cursor has an empty batch.
-            may_wait: false,
+            may_wait,
         };
         let reply = commands::run(&mut context);
         let waits = session.held.take().zip(replica).map(|(held, replica)| Waits {
@@ -161,14 +169,32 @@ impl Executive {
     }
 
     /// A worker's part: a command of a channel, which is the only one of it that runs.
-    fn work(&self, channel: Key, job: Job) {
-        let Job { index, session, body, gone } = job;
-        let origin = (channel.0, channel.1, index);
-        let ran = match read_request(&body) {
-            Ok(request) => self.run(&mut lock(&session), request),
+    fn work(self: &Arc<Self>, channel: Key, job: Job) {
+        let origin = (channel.0, channel.1, job.index);
+        let mut changed = None;
+        let ran = match read_request(&job.body) {
+            Ok(request) => {
+                if request.name() == "getMore"
+                    && job.until.is_none_or(|until| Instant::now() < until)
+                {
+                    // Registered before the look, so that no change is missed between the two.
+                    let mut news = Box::pin(Arc::clone(&self.engine.changed).notified_owned());
+                    news.as_mut().enable();
+                    changed = Some(news);
+                }
+                self.run(&mut lock(&job.session), request, changed.is_some())
+            }
             Err(error) => Ran { reply: Reply::Document(failure(&error)), waits: None },
         };
-        drop(body);
+        if let Some(changed) = changed
+            && let Reply::Later(most_ms) = ran.reply
+        {
+            // Other commands of its channel run meanwhile, as the end of its cursor.
+            self.jobs.finish(channel);
+            return self.wait_for_change(channel, job, changed, most_ms);
+        }
+        let gone = job.gone;
+        drop(job.body);
         match (ran.waits, ran.reply) {
             (None, reply) => {
                 let bytes = encoded(&reply);
@@ -209,6 +235,27 @@ impl Executive {
             });
         };
         self.runtime.spawn(while_here(gone, released));
+    }
+
+    /// Has a getMore look again once something changed, or its time is up; no thread waits.
+    fn wait_for_change(
+        self: &Arc<Self>,
+        channel: Key,
+        job: Job,
+        changed: Pin<Box<OwnedNotified>>,
+        most_ms: u64,
+    ) {
+        let wait = Duration::from_millis(most_ms.min(LONGEST_WAIT_MS));
+        let until = job.until.unwrap_or_else(|| Instant::now() + wait);
+        let (executive, gone) = (Arc::clone(self), job.gone.clone());
+        let looks_again = async move {
+            tokio::select! {
+                () = changed => {}
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+            executive.push(channel, Job { until: Some(until), ..job });
+        };
+        self.runtime.spawn(while_here(gone, looks_again));
     }
 
     /// Answers a member once the log is longer than it has it, or its time is up.
@@ -306,7 +353,8 @@ fn peer_of<'p>(
         *connections = connections.wrapping_add(1).max(FIRST_CONNECTION);
         let peer = format!("fabric:{}", channel.1);
         let session = Session { connection: *connections, peer, ..Session::default() };
-        Peer { session: Arc::new(Mutex::new(session)), here: watch::channel(()).0 }
+        let (session, here) = (Arc::new(Mutex::new(session)), watch::channel(()).0);
+        Peer { session, is_known: false, here }
     })
 }
 
@@ -319,7 +367,11 @@ impl Executor<'_> {
         };
         let mut body = read_request(incoming.body)?.body;
         let (channel, message) = ((self.token, incoming.channel), incoming.message);
-        let from = message.from;
+        // The log from its start, or what lies behind the optime that the member has.
+        let from = match message.kind {
+            MessageType::OplogInitSynRequest => 0,
+            _ => message.from,
+        };
         let peer = self.peer(channel);
         if message.kind == MessageType::OptimeRequest {
             replica.admit_member(&body)?;
@@ -327,7 +379,7 @@ impl Executor<'_> {
             if newest > from {
                 return Ok(Answer::Optime(newest));
             }
-            let wait = whole_field(&body, "wait").unwrap_or(0).clamp(0, LONGEST_WAIT_MS);
+            let wait = whole_field(&body, "wait").unwrap_or(0).clamp(0, LONGEST_WAIT_OF_MEMBER_MS);
             let wait = Duration::from_millis(wait.unsigned_abs());
             let origin = (channel.0, channel.1, message.index);
             executive.wait_for_news(origin, Arc::clone(replica), from, wait, peer.here.subscribe());
@@ -342,6 +394,7 @@ impl Executor<'_> {
             session: Arc::clone(&peer.session),
             body: body.to_vec().unwrap_or_default(),
             gone: peer.here.subscribe(),
+            until: None,
         };
         executive.push(channel, job);
         Ok(Answer::Later)
@@ -385,11 +438,27 @@ impl Handler for Executor<'_> {
         if let Some(before) = self.began.take() {
             executive.engine.times.record_at(executive.find, before.elapsed());
         }
+        if incoming.message.kind == MessageType::Insert
+            && incoming.body.len() <= LONG_BODY
+            && let Ok(session) = peer.session.try_lock()
+            && let began = Instant::now()
+            && insert_one::answer(
+                &executive.engine,
+                &session,
+                (incoming.body, None),
+                Vec::new,
+                reply,
+            )
+        {
+            executive.engine.times.record_at(executive.insert, began.elapsed());
+            return Answer::Reply;
+        }
         let job = |peer: &Peer| Job {
             index,
             session: Arc::clone(&peer.session),
             body: incoming.body.to_vec(),
             gone: peer.here.subscribe(),
+            until: None,
         };
         if incoming.body.len() > LONG_BODY {
             executive.push(channel, job(peer));
@@ -418,7 +487,7 @@ impl Handler for Executor<'_> {
             executive.push(channel, job(peer));
             return Answer::Later;
         };
-        let ran = executive.run(&mut session, request);
+        let ran = executive.run(&mut session, request, false);
         let Some(waits) = ran.waits else {
             ran.reply.write(&[], reply);
             return Answer::Reply;
@@ -437,6 +506,20 @@ impl Handler for Executor<'_> {
         if let Some(began) = self.began.take() {
             self.executive.engine.times.record_at(self.executive.find, began.elapsed());
         }
+    }
+
+    fn longest_body(&mut self, channel: ChannelId) -> usize {
+        if !self.executive.engine.authentication {
+            return usize::MAX;
+        }
+        let Some(peer) = self.peers.get_mut(&(self.token, channel)) else {
+            return LONGEST_OF_STRANGER;
+        };
+        // Where a command has the session, the client logged in before it or did not.
+        if let Ok(session) = peer.session.try_lock() {
+            peer.is_known = session.user.is_some();
+        }
+        if peer.is_known { usize::MAX } else { LONGEST_OF_STRANGER }
     }
 
     fn ended(&mut self, channel: ChannelId) {

@@ -6,7 +6,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use beeline_documents_channel::numbers::ByNumber;
-use beeline_documents_channel::{ChannelId, ChannelServer, ProcMeters, RnicInfo, ServerCounters};
+use beeline_documents_channel::{ChannelId, ChannelServer, ProcMeters, ServerCounters};
 use beeline_env::SystemClock;
 use beeline_fabric::Device;
 use beeline_os::poller::{Interest, Poller};
@@ -268,7 +268,7 @@ impl Thread {
     fn serve(&mut self, device: &Arc<dyn Device>) -> Result<usize, String> {
         let mut options = self.options.server.clone();
         if options.rnic.dev_name.is_empty() {
-            options.rnic = RnicInfo::named(device.attributes().provider);
+            options.rnic = (self.options.rnic)(device.attributes().provider);
         }
         let server = ChannelServer::new(
             Arc::clone(device),

@@ -114,7 +114,7 @@ pub(super) fn put_user(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     }
     let credential = match body.get("pwd") {
         Some(Bson::String(password)) if !password.is_empty() => {
-            Some(Credential::new(password).to_document())
+            Some(Credential::new(password)?.to_document())
         }
         None if name == "updateUser" => None,
         _ => return fail(Code::BadValue, "a user needs a password: pwd"),

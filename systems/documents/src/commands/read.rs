@@ -104,6 +104,11 @@ pub(super) fn query(context: &Context<'_>, name: &str, asked: Asked) -> Result<Q
             }
             Query::new(&database, &collection, asked)
         }
+        // An empty answer would make a dump or a copy that lacks what was written meanwhile.
+        _ if context.database == "local" && matches!(name, "oplog.rs" | "oplog.$main") => fail(
+            Code::CommandNotSupported,
+            "this server shows no local.oplog.rs: open a change stream for what is written, and dump without --oplog",
+        ),
         _ => Ok(Query::of_nothing()),
     }
 }

@@ -3,20 +3,29 @@
 //!
 //! Every server runs on the first core, every client on the second, or on more behind it (`--client-cores`): this
 //! build's client over the MongoDB wire and over fabric, pymongo, and for PostgreSQL its own `pgbench` with prepared statements. A peer that is not here is left out and said.
+//!
+//! Over fabric the client has a thread for each connection, as over the wire, and once more one thread for all of
+//! them, as `pgbench` has: it posts a command on each channel, polls all, and posts the next where an outcome came.
 
+use std::cell::{Cell, RefCell};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
 
 use anyhow::Context as _;
-use beeline_documents_client::{Client, Options};
-use bson::doc;
+use beeline_documents_client::{Begun, Client, Options};
+use bson::{Bson, doc};
 
-use super::{Bench, Better, Contender, DocumentsArguments, Kind, Row, cpu_seconds, free_port};
+use super::{
+    Bench, Better, Contender, DocumentsArguments, Kind, Peer, Row, cpu_seconds, free_port,
+};
 use crate::bench::turns::{pin, pin_to_several};
 
 const KINDS: [Kind; 2] = [Kind::Insert, Kind::Find];
+/// Rounds of mongo-java-server that are not counted.
+const WARM: usize = 2;
 
 /// A program that ends with the benchmark.
 struct Running(Child);
@@ -161,7 +170,7 @@ impl Postgres {
             "\\set id random(1, :count)\nSELECT doc FROM records WHERE id = :id;\n",
         )?;
         let postgres = Self { bin, port, scripts, _server: Running(server) };
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         while let Err(error) = postgres.order("SELECT 1") {
             anyhow::ensure!(start.elapsed().as_secs() < 30, "postgres does not answer: {error:#}");
             std::thread::sleep(std::time::Duration::from_millis(100));
@@ -243,11 +252,19 @@ impl Bench<'_> {
         };
         // Servers inherit the first core.
         pin(0)?;
-        let java = JavaServer::start(self.arguments, folder.path())
-            .inspect_err(|error| say("java", error))
-            .ok();
-        let postgres = Postgres::start(self.arguments, folder.path());
-        let postgres = postgres.inspect_err(|error| say("PostgreSQL", error)).ok();
+        let peers = &self.arguments.peers;
+        let java = match peers.contains(&Peer::Java) || peers.contains(&Peer::Pymongo) {
+            true => JavaServer::start(self.arguments, folder.path())
+                .inspect_err(|error| say("java", error))
+                .ok(),
+            false => None,
+        };
+        let postgres = match peers.contains(&Peer::Postgres) {
+            true => Postgres::start(self.arguments, folder.path())
+                .inspect_err(|error| say("PostgreSQL", error))
+                .ok(),
+            false => None,
+        };
         pin_to_several(1, self.arguments.client_cores)?;
         let connections = self.arguments.options.size(64, 4);
         let each = self.arguments.options.size(1000, 10);
@@ -255,33 +272,43 @@ impl Bench<'_> {
         let at = |address: &str| -> anyhow::Result<Client> {
             Ok(Client::connect(address, Options { retry_writes: false, ..Options::default() })?)
         };
+        let own = Some(self.node.child.id());
         // Of both, so that the servers are compared also where the clients' core is the limit.
-        let used = std::cell::RefCell::new([0.0; 2]);
+        let (used, turn_of) = (RefCell::new([0.0; 2]), Cell::new(0));
         let java_id = java.as_ref().map(|java| java.program.program.0.id());
-        let many = |address: &str, process: Option<u32>, kind: Kind| -> anyhow::Result<f64> {
-            at(address)?.run("bench", doc! { "drop": "records" }).map(drop).or_else(not_there)?;
-            let its = usize::from(process == java_id);
-            let run = |kind: Kind| -> anyhow::Result<(f64, f64)> {
-                let before = process.map_or(0.0, cpu_seconds);
-                let rate = self.many_at(&|| at(address), kind, connections, each, &text)?;
-                Ok((rate, process.map_or(0.0, cpu_seconds) - before))
+        let run = |side: Side<'_>, kind: Kind| -> anyhow::Result<f64> {
+            let many = |kind: Kind| match side.by_one {
+                true => by_one_thread(&|| at(side.address), kind, (connections, each), &text),
+                false => self.many_at(&|| at(side.address), kind, connections, each, &text),
             };
-            let (mut rate, mut seconds) = run(Kind::Insert)?;
-            if kind != Kind::Insert {
-                (rate, seconds) = run(kind)?;
+            let mut client = at(side.address)?;
+            if kind == Kind::Insert {
+                let dropped = client.run("bench", doc! { "drop": "records" });
+                dropped.map(drop).or_else(not_there)?;
+            } else if count(&mut client)? != i64::from(connections * each) {
+                anyhow::ensure!(count(&mut client)? == 0, "the collection holds something else");
+                many(Kind::Insert)?;
             }
-            used.borrow_mut()[its] += seconds;
+            let before = side.process.map_or(0.0, cpu_seconds);
+            let rate = many(kind)?;
+            let seconds = side.process.map_or(0.0, cpu_seconds) - before;
+            used.borrow_mut()[turn_of.get()] += seconds;
             Ok(rate)
         };
-        let own = Some(self.node.child.id());
         let case = |kind: Kind, client: &str| {
             format!("{} of {size} B, {connections} connections, {client}", kind.word())
         };
         let row = |kind: Kind, client: &str, peer: &str, mine: Turn<'_>, its: Turn<'_>| {
             *used.borrow_mut() = [0.0; 2];
             let figures = self.turns(&mut [
-                Contender::new("beeline", || mine(kind)),
-                Contender::new("peer", || its(kind)),
+                Contender::new("beeline", || {
+                    turn_of.set(0);
+                    mine(kind)
+                }),
+                Contender::new("peer", || {
+                    turn_of.set(1);
+                    its(kind)
+                }),
             ])?;
             let mut row =
                 Row::new(case(kind, client), "beeline", "op/s", Better::Higher, &figures[0])
@@ -289,32 +316,56 @@ impl Bench<'_> {
                     .beside("durability", self.arguments.durability.clone());
             let all = f64::from(connections * each) * f64::from(self.arguments.options.turns());
             let [here, there] = used.borrow().map(|seconds| seconds / all * 1e6);
-            if here > 0.0 && there > 0.0 {
-                let times = format!("{here:.1} us (peer {there:.1}, {:.2} times)", there / here);
-                row = row.beside("server processor time/op", times);
+            // That of PostgreSQL's processes is not counted.
+            if here > 0.0 {
+                let peer = format!(" (peer {there:.1}, {:.2} times)", there / here);
+                let peer = if there > 0.0 { peer } else { String::new() };
+                row = row.beside("server processor time/op", format!("{here:.1} us{peer}"));
             }
             self.push(row)
         };
-        for kind in KINDS {
-            let mine = |kind: Kind| many(&self.node.wire, own, kind);
-            if let Some(java) = &java {
-                let its = |kind: Kind| many(&java.address, java_id, kind);
-                row(kind, "this client over the wire", "mongo-java-server (memory)", &mine, &its)?;
-                let mine = |kind: Kind| many(&self.node.fabric, own, kind);
-                let client = "this client over fabric; over the wire";
-                row(kind, client, "mongo-java-server (memory)", &mine, &its)?;
+        let side = |address, process, by_one| Side { address, process, by_one };
+        let wire = |kind: Kind| run(side(&self.node.wire, own, false), kind);
+        let fabric = |kind: Kind| run(side(&self.node.fabric, own, false), kind);
+        let one = |kind: Kind| run(side(&self.node.fabric, own, true), kind);
+        if let Some(java) = java.as_ref().filter(|_| peers.contains(&Peer::Java)) {
+            let its = |kind: Kind| run(side(&java.address, java_id, false), kind);
+            // What its compiler does first is no part of the figures.
+            for kind in KINDS.into_iter().cycle().take(WARM * KINDS.len()) {
+                its(kind)?;
             }
-            if let Some(postgres) = &postgres {
-                let its = |kind: Kind| postgres.rate(kind, connections, each, size);
-                row(kind, "this client; pgbench", "PostgreSQL jsonb", &mine, &its)?;
+            for kind in KINDS {
+                let peer = "mongo-java-server (memory)";
+                row(kind, "this client over the wire", peer, &wire, &its)?;
+                row(kind, "this client over fabric; over the wire", peer, &fabric, &its)?;
+                let client = "one thread of this client over fabric; over the wire";
+                row(kind, client, peer, &one, &its)?;
+            }
+        }
+        if let Some(postgres) = &postgres {
+            let its = |kind: Kind| postgres.rate(kind, connections, each, size);
+            for kind in KINDS {
+                let peer = "PostgreSQL jsonb";
+                row(kind, "this client over the wire; pgbench", peer, &wire, &its)?;
+                row(kind, "one thread of this client over fabric; pgbench", peer, &one, &its)?;
+            }
+        }
+        if peers.contains(&Peer::Itself) {
+            for kind in KINDS {
+                let client = "one thread over fabric; a thread for each over the wire";
+                row(kind, client, "this store over the wire", &one, &wire)?;
             }
         }
         let script = folder.path().join("driver.py");
         std::fs::write(&script, include_str!("peers/driver.py"))?;
-        let python = Scripted::start(Command::new(&self.arguments.python).arg(&script));
-        let python = python.inspect_err(|error| say("pymongo", error)).ok();
+        let python = match peers.contains(&Peer::Pymongo) {
+            true => Scripted::start(Command::new(&self.arguments.python).arg(&script))
+                .inspect_err(|error| say("pymongo", error))
+                .ok(),
+            false => None,
+        };
         if let (Some(python), Some(java)) = (python, &java) {
-            let python = std::cell::RefCell::new(python);
+            let python = RefCell::new(python);
             let each = self.arguments.options.size(200, 10);
             let ask = |address: &str, kind: Kind| {
                 let word = if kind == Kind::Find { "find" } else { "insert" };
@@ -326,13 +377,82 @@ impl Bench<'_> {
                 row(kind, "pymongo", "mongo-java-server (memory)", &mine, &its)?;
             }
         }
+        // Other parts begin with none.
+        let dropped = at(&self.node.wire)?.run("bench", doc! { "drop": "records" });
+        dropped.map(drop).or_else(not_there)?;
         pin(1)?;
         Ok(())
     }
 }
 
+/// A server, and how it is driven.
+#[derive(Clone, Copy)]
+struct Side<'s> {
+    address: &'s str,
+    process: Option<u32>,
+    /// One thread has all connections.
+    by_one: bool,
+}
+
+/// Documents of the collection.
+fn count(client: &mut Client) -> anyhow::Result<i64> {
+    let counted = client.run("bench", doc! { "count": "records" })?;
+    match counted.get("n") {
+        Some(Bson::Int32(n)) => Ok(i64::from(*n)),
+        Some(Bson::Int64(n)) => Ok(*n),
+        Some(Bson::Double(n)) => Ok(*n as i64),
+        _ => anyhow::bail!("a count without a number: {counted}"),
+    }
+}
+
 /// One turn of a contender.
 type Turn<'t> = &'t dyn Fn(Kind) -> anyhow::Result<f64>;
+
+/// Every connection does its share, all driven by this thread; operations each second. Connecting is not counted.
+fn by_one_thread(
+    connect: &dyn Fn() -> anyhow::Result<Client>,
+    kind: Kind,
+    (connections, each): (u32, u32),
+    text: &str,
+) -> anyhow::Result<f64> {
+    let mut clients = Vec::new();
+    for _ in 0..connections {
+        clients.push((connect()?, None::<Begun>, 0));
+    }
+    let start = Instant::now();
+    let mut left = connections * each;
+    while left > 0 {
+        for (number, (client, begun, done)) in (0_u32..).zip(&mut clients) {
+            if let Some(mut waits) = begun.take() {
+                if !client.is_ready(&mut waits) {
+                    *begun = Some(waits);
+                    continue;
+                }
+                match kind {
+                    Kind::Insert => drop(client.finish_insert_one(waits)?),
+                    _ => {
+                        let found = client.finish_find_one(waits)?;
+                        anyhow::ensure!(found.is_some(), "a document that was inserted is found");
+                    }
+                }
+                left -= 1;
+            }
+            if *done == each {
+                continue;
+            }
+            let id = i64::from(number * each + *done);
+            *done += 1;
+            *begun = Some(match kind {
+                Kind::Insert => {
+                    let document = doc! { "_id": id, "n": 0, "text": text };
+                    client.begin_insert_one("bench", "records", document)?
+                }
+                _ => client.begin_find_one("bench", "records", &doc! { "_id": id })?,
+            });
+        }
+    }
+    Ok(f64::from(connections * each) / start.elapsed().as_secs_f64())
+}
 
 /// There is no collection the first time.
 fn not_there(error: beeline_documents_client::ClientError) -> anyhow::Result<()> {
