@@ -20,6 +20,7 @@ from beeline.objects import (
     ObjectExists,
     ObjectNotFound,
     ObjectRef,
+    Store,
     connect,
 )
 
@@ -184,7 +185,7 @@ def test_a_deleted_object_is_gone_and_held_memory_stays(store, ref):
     store.delete(ref)
     assert ref not in store
     with pytest.raises(ObjectNotFound):
-        store.get(ref)
+        store.get(ref, timeout=0)
     with pytest.raises(ObjectNotFound):
         store.delete(ref)
     store.put(np.zeros(1000), ref=ref)
@@ -202,8 +203,25 @@ def test_a_get_waits_as_long_as_it_is_told(store, ref):
     timer.join()
 
 
+@pytest.mark.parametrize("get", [Store.get, lambda store, ref: store.get_many([ref])[0]])
+def test_a_get_without_a_time_out_waits_for_the_seal(store, ref, get):
+    buffer = store.create(ref, 5)
+    with pytest.raises(TimeoutError):
+        store.get(ref, timeout=0)
+    got = []
+    thread = threading.Thread(target=lambda: got.append(bytes(get(store, ref))), daemon=True)
+    thread.start()
+    # Long enough for a get that does not wait to have failed.
+    thread.join(0.2)
+    assert thread.is_alive() and not got
+    buffer.write_at(0, b"later")
+    buffer.seal()
+    thread.join(60)
+    assert got == [b"later"]
+
+
 @pytest.mark.parametrize("wait", [
-    "store.get(ref, timeout=None)",
+    "store.get(ref)",
     "store.get(ref, timeout=float('inf'), fetch=False)",
     "store.next_sealed()",
 ])
@@ -254,7 +272,7 @@ def test_several_are_got_at_once_and_a_missing_one_is_told(store):
     refs = [store.put(np.full(10, number)) for number in range(100)]
     assert [int(array[0]) for array in store.get_many(refs)] == list(range(100))
     with pytest.raises(ObjectNotFound):
-        store.get_many([*refs, ObjectRef.random()])
+        store.get_many([*refs, ObjectRef.random()], timeout=0)
 
 
 def test_a_buffer_is_written_in_place_and_not_after_the_seal(store, ref):
@@ -264,7 +282,7 @@ def test_a_buffer_is_written_in_place_and_not_after_the_seal(store, ref):
     with pytest.raises(BufferError):
         buffer.seal()
     with pytest.raises(TimeoutError):
-        store.get(ref)
+        store.get(ref, timeout=0)
     view.release()
     with pytest.raises(ValueError):
         buffer.write_at(15, b"ab")

@@ -199,11 +199,13 @@ class Store:
             return self._native.create(ref.id, size, metadata, timeout)
 
     def get(
-        self, ref: ObjectRef, timeout: float | None = 0.0, *, fetch: bool = True
+        self, ref: ObjectRef, timeout: float | None = None, *, fetch: bool = True
     ) -> Any:
         """The value of ``ref``. Arrays, tables and large buffers lie in the store's own memory and
-        are read-only. Waits up to ``timeout`` seconds until the object is sealed here, or, with
-        ``fetch``, came from another node; with 0, other nodes are asked once."""
+        are read-only. Waits until the object is sealed here, or, with ``fetch``, came from another
+        node: for ever, or up to ``timeout`` seconds, after which it raises ``TimeoutError``. With 0
+        nothing is waited for and other nodes are asked once; ``ObjectNotFound`` tells that no node
+        has it."""
         try:
             buffer = self._native.get(ref.id, timeout, fetch)
         except Forked:
@@ -211,7 +213,7 @@ class Store:
         return _decode(buffer)
 
     def get_buffer(
-        self, ref: ObjectRef, timeout: float | None = 0.0, *, fetch: bool = True
+        self, ref: ObjectRef, timeout: float | None = None, *, fetch: bool = True
     ) -> ReadBuffer:
         """As :meth:`get`, the bytes themselves."""
         try:
@@ -226,7 +228,7 @@ class Store:
         return _decode(self._call("get_in_memory", ref.id))
 
     def get_many(
-        self, refs: Iterable[ObjectRef], timeout: float | None = 0.0, *, fetch: bool = True
+        self, refs: Iterable[ObjectRef], timeout: float | None = None, *, fetch: bool = True
     ) -> list[Any]:
         """The values of several references, each as :meth:`get`. Those that are here come at the price
         of one round trip for many."""
