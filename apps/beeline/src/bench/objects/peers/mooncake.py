@@ -1,6 +1,8 @@
 """Mooncake's store over TCP: one process holds the objects and another gets them; answers
-"fetch SIZE BATCH SECONDS" with gets per second."""
+"fetch SIZE BATCH SECONDS" with gets per second, each a new bytes object, and "into SIZE BATCH SECONDS"
+with gets per second into one buffer that was registered before."""
 
+import ctypes
 import os
 import socket
 import subprocess
@@ -25,6 +27,16 @@ def connect(master, segment):
     if store.setup(host, "P2PHANDSHAKE", segment, buffer, "tcp", "", f"127.0.0.1:{master}"):
         sys.exit("Mooncake's client does not start")
     return store
+
+
+def registered(store, size):
+    """A buffer of `size` bytes that were touched and registered, and its address."""
+    buffer = ctypes.create_string_buffer(size)
+    place = ctypes.addressof(buffer)
+    ctypes.memset(place, 1, size)
+    if store.register_buffer(place, size):
+        sys.exit("Mooncake does not register a buffer")
+    return buffer, place
 
 
 # What it says of itself on standard output is not ours to read.
@@ -63,7 +75,7 @@ try:
         sys.exit("Mooncake's holder does not start")
     store = connect(master, 0)
     print("ready", file=said)
-    known = set()
+    known, buffers = set(), {}
     for line in sys.stdin:
         call, size, batch, seconds = line.split()
         # Two in turn, as ours.
@@ -74,10 +86,18 @@ try:
             if far.stdout.readline().strip() != "0":
                 sys.exit("Mooncake's holder does not take the object")
             known.add(size)
+        size = int(size)
+        if call == "into" and size not in buffers:
+            buffers[size] = registered(store, size)
         calls, end = 0, clock() + float(seconds)
         start = clock()
         while calls == 0 or clock() < end:
-            if len(store.get(keys[calls % 2])) != int(size):
+            key = keys[calls % 2]
+            if call == "into":
+                length = store.get_into(key, buffers[size][1], size)
+            else:
+                length = len(store.get(key))
+            if length != size:
                 sys.exit("Mooncake gives something else")
             calls += 1
         print(calls / (clock() - start), file=said)
