@@ -5,6 +5,17 @@ use std::io;
 use crate::id::ObjectId;
 use crate::wire::Status;
 
+/// What to do where no connection was made.
+fn remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "this user may not use that socket: start `beeline serve` with another \
+             --objects-socket-mode"
+        }
+        _ => "is `beeline serve` running there?",
+    }
+}
+
 /// Why a call on the object store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -30,7 +41,7 @@ pub enum ObjectsError {
     /// No memory came free within the time-out.
     #[error(
         "the store has no room for object {id} of {bytes} bytes: release references, delete \
-         objects, or give the store more with --objects-memory"
+         objects, or give the store more with --objects-memory and --objects-disk"
     )]
     Full {
         /// Which.
@@ -90,7 +101,7 @@ pub enum ObjectsError {
     #[error("this connection belongs to the parent process: connect again after fork")]
     Forked,
     /// No store answers at the address.
-    #[error("no object store at {address}: {source}; is `beeline serve` running there?")]
+    #[error("no object store at {address}: {source}; {}", remedy(.source))]
     Connect {
         /// The socket's path.
         address: String,

@@ -141,9 +141,11 @@ fn another_user() {
             assert_eq!(client.get(id(1), NOW).unwrap().to_vec(), b"of the owner");
             40
         }
-        Err(ObjectsError::Connect { source, .. })
+        Err(ref error @ ObjectsError::Connect { ref source, .. })
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {
+            let text = error.to_string();
+            assert!(text.contains("--objects-socket-mode") && !text.contains("running"), "{text}");
             41
         }
         Err(error) => panic!("{error}"),
