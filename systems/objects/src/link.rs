@@ -4,13 +4,15 @@
 //! 0     magic "beeline-objects\0", for a person with a debugger; never read
 //! 64    requests consumed    u64  store writes     192  replies consumed  u64  client writes
 //! 128   store sleeps         u32  1: ring          256  client sleeps     u32  1: wake it here
+//! 320   copies               u32  client writes: threads that copy into an object and ask soon
 //! 4096  request slots, 64 bytes each     8192  reply slots
 //! ```
 //!
 //! A sleeper stores 1 and looks once more; a producer publishes and then looks at the word: the
 //! two fences order these, so that either the sleeper sees the message or the producer the word. The
 //! store sleeps for all clients at once and is rung over the socket; a client's thread sleeps on its
-//! word (`futex`), so that a connection needs no descriptor but its socket.
+//! word (`futex`), so that a connection needs no descriptor but its socket. The count of copies is a
+//! hint, which lets the store poll on while a seal comes soon; an end that ignores it loses time only.
 //!
 //! Invariants: the client can write every byte of this object, so the store copies a slot once and
 //! uses the copy, believes no index, and keeps nothing here that it relies on.
@@ -36,6 +38,7 @@ const REQUESTS_CONSUMED: usize = 64;
 const STORE_SLEEPS: usize = 128;
 const REPLIES_CONSUMED: usize = 192;
 const CLIENT_SLEEPS: usize = 256;
+const COPIES: usize = 320;
 const REQUESTS: usize = 4096;
 const REPLIES: usize = 8192;
 
@@ -58,7 +61,7 @@ pub struct Link {
     mapping: Arc<Mapping>,
 }
 
-/// The word a client's thread sleeps on, apart from the rings.
+/// The words a client's threads sleep on and copy under, apart from the rings.
 #[derive(Clone, Debug)]
 pub struct Sleeper(Arc<Mapping>);
 
@@ -80,9 +83,32 @@ impl Sleeper {
         asleep.store(0, Ordering::Relaxed);
         let _ = futex::wake(asleep, futex::Flags::empty(), u32::MAX >> 1);
     }
+
+    /// Counts a short copy of the calling thread until the value is dropped: the store expects a
+    /// request behind it.
+    pub fn copy(&self) -> Copying {
+        word(&self.0, COPIES).fetch_add(1, Ordering::Relaxed);
+        Copying(self.clone())
+    }
+
+    /// Whether a thread of the client says that it copies.
+    #[must_use]
+    pub fn copies(&self) -> bool {
+        word(&self.0, COPIES).load(Ordering::Relaxed) != 0
+    }
 }
 
-/// A word that says whether an end sleeps.
+/// A copy under way; see [`Sleeper::copy`].
+#[derive(Debug)]
+pub struct Copying(Sleeper);
+
+impl Drop for Copying {
+    fn drop(&mut self) {
+        word(&self.0.0, COPIES).fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A word of the first page that both ends see.
 fn word(mapping: &Mapping, offset: usize) -> &AtomicU32 {
     // SAFETY: `offset` is one of this module's constants, inside the first page.
     let word: NonNull<u8> = unsafe { mapping.base().add(offset) };
@@ -263,6 +289,18 @@ mod tests {
         assert!(client.rouse());
         assert!(!client.rouse() && !client.push(1, &[0]), "it was rung already");
         assert!(!store.sleep(), "a message waits");
+    }
+
+    #[test]
+    fn copies_are_counted_until_the_last_ends() {
+        let (store, descriptor) = Link::create().unwrap();
+        let (store, client) = (store.sleeper(), Link::open(descriptor).unwrap().sleeper());
+        assert!(!store.copies());
+        let (first, second) = (client.copy(), client.copy());
+        drop(first);
+        assert!(store.copies(), "one goes on");
+        drop(second);
+        assert!(!store.copies());
     }
 
     #[test]

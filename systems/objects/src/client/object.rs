@@ -6,14 +6,19 @@ use std::sync::Arc;
 use beeline_wire::checksum::{crc32c, crc32c_append};
 
 use super::Client;
-use super::copying::copy_long;
+use super::copying::{copy_long, processors};
 use super::memory::Mapped;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
+use crate::link::Copying;
 use crate::wire::Location;
 
 /// Bytes that take about as long to copy as a thread to wake up.
 const LAST_PART: usize = 128 << 10;
+/// Most bytes of a copy that the store stays awake for.
+const SHORT: usize = 2 << 20;
+/// Processors from which on one is free for the store while threads of two nodes move an object.
+const SPARE: usize = 4;
 
 /// A reference in the store, given back on drop.
 #[derive(Debug)]
@@ -173,6 +178,8 @@ pub struct Buffer {
     start: NonNull<u8>,
     location: Location,
     _mapped: Arc<Mapped>,
+    /// The store is told that bytes come in, and stays awake for the seal.
+    _coming: Option<Copying>,
 }
 
 // SAFETY: the pointer leads into a mapping that the value keeps; writing takes `&mut self`.
@@ -192,7 +199,15 @@ impl Buffer {
         let length = location.size.checked_add(location.metadata_size);
         let start = length.and_then(|length| mapped.writable(location.offset, length));
         let Some(start) = start else { return Err(outside) };
-        Ok(Self { reference, start, location, _mapped: mapped })
+        Ok(Self { reference, start, location, _mapped: mapped, _coming: None })
+    }
+
+    /// Says that the object comes in from another node and is sealed right behind: the store stays awake
+    /// for it, where that takes no core from the threads that bring the bytes.
+    pub(super) fn expected(self) -> Self {
+        let awake = self.location.size <= SHORT as u64 && processors() >= SPARE;
+        let coming = awake.then(|| self.reference.client.shared.copying());
+        Self { _coming: coming, ..self }
     }
 
     /// Which object.
@@ -280,7 +295,9 @@ impl Buffer {
             unsafe { std::ptr::copy(source, target, length) };
             return Ok(());
         }
-        // The store may sleep during a long copy: it wakes up for the seal while the last part is copied.
+        // During a short copy the store stays awake for the seal. In a long one it may sleep, and wakes
+        // up while the last part is copied.
+        let _copying = (length <= SHORT).then(|| self.reference.client.shared.copying());
         let early = if length > 2 * LAST_PART { length - LAST_PART } else { 0 };
         if early > 0 {
             // SAFETY: as above, and the ranges do not overlap.

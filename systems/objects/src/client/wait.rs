@@ -21,7 +21,7 @@ use super::memory::{Mapped, Segments};
 use super::small::Small;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
-use crate::link::{Link, Sleeper};
+use crate::link::{Copying, Link, Sleeper};
 use crate::wire::{
     ENTRY_BYTES, Entry, LAST_TAG, RECORD_BYTES, Record, RecordKind, Reply, Request, decode_news,
 };
@@ -172,6 +172,11 @@ impl Shared {
         if lock(&self.inner).link.rouse() {
             self.ring();
         }
+    }
+
+    /// Says that the calling thread copies into an object, until the value is dropped.
+    pub(super) fn copying(&self) -> Copying {
+        self.sleeper.copy()
     }
 
     /// Wakes the store, which said that it sleeps.

@@ -19,6 +19,10 @@ const MOST_RECORDS: usize = 1 << 16;
 pub(super) const MOST_LISTINGS: u32 = 4;
 /// Requests taken from one client before the next one's turn.
 const TURN: usize = 32;
+/// How long after its last request the ring of a client that copies is polled at most: about twice as
+/// long as the longest copy that a client announces takes into memory that was used before. Waking the
+/// store takes tens of microseconds, which is a good part of a copy of 1 MiB.
+const COPYING_NS: u64 = 250_000;
 
 /// What goes with a record.
 #[derive(Debug)]
@@ -44,6 +48,8 @@ pub(super) struct Peer {
     /// Its ring is not polled because it does not read its replies, and it does not ring.
     pub parked: bool,
     pub last_request_ns: u64,
+    /// When it was last seen to copy into an object.
+    copied_ns: u64,
 }
 
 impl Peer {
@@ -58,6 +64,7 @@ impl Peer {
             active: false,
             parked: false,
             last_request_ns: 0,
+            copied_ns: 0,
         }
     }
 
@@ -157,6 +164,20 @@ impl Peer {
         self.outbound.len() >= MOST_OUTBOUND
     }
 
+    /// Whether no request is expected soon: for `spin_ns` the client asked for nothing, and did not say
+    /// that it copies into an object, which counts for [`COPYING_NS`]. With 0 nothing is polled for.
+    pub(super) fn is_idle(&mut self, now_ns: u64, spin_ns: u64) -> bool {
+        let idle_ns = now_ns.saturating_sub(self.last_request_ns);
+        if idle_ns < spin_ns || spin_ns == 0 {
+            return idle_ns >= spin_ns;
+        }
+        if idle_ns < COPYING_NS && self.link.as_ref().is_some_and(|(_, sleeper)| sleeper.copies()) {
+            self.copied_ns = now_ns;
+        }
+        // The request comes a moment after the copy.
+        now_ns.saturating_sub(self.copied_ns) >= spin_ns
+    }
+
     /// Asks the client to ring from now on. `false`: a request waits.
     pub(super) fn sleep(&mut self) -> bool {
         self.link.as_mut().is_none_or(|(link, _)| link.sleep())
@@ -201,5 +222,32 @@ impl Peer {
     /// Whether records wait for the socket.
     pub(super) fn has_records(&self) -> bool {
         !self.records.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_copies_is_polled_longer_and_not_for_ever() {
+        let (socket, _far) = ControlSocket::pair().unwrap();
+        let mut peer = Peer::new(socket, None);
+        let (link, descriptor) = Link::create().unwrap();
+        let sleeper = link.sleeper();
+        peer.link = Some((link, sleeper));
+        let client = Link::open(descriptor).unwrap().sleeper();
+        peer.last_request_ns = 1_000_000;
+        let mut idle = |after: u64, spin: u64| peer.is_idle(1_000_000 + after, spin);
+        assert!(!idle(19_999, 20_000) && idle(20_000, 20_000));
+        let copy = client.copy();
+        assert!(!idle(20_000, 20_000) && !idle(COPYING_NS - 1, 20_000));
+        assert!(!idle(COPYING_NS + 19_998, 20_000), "its request comes behind the copy");
+        assert!(idle(COPYING_NS + 19_999, 20_000), "it cannot keep the store awake");
+        assert!(idle(0, 0), "a store that shall not poll does not");
+        assert!(!idle(COPYING_NS, 1_000_000), "nor is it polled shorter");
+        drop(copy);
+        peer.last_request_ns = 2_000_000;
+        assert!(peer.is_idle(2_020_000, 20_000), "no copy, no patience");
     }
 }

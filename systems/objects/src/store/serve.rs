@@ -204,7 +204,7 @@ impl Server {
             if !requests.is_empty() {
                 worked = true;
                 peer.last_request_ns = now_ns;
-            } else if now_ns.saturating_sub(peer.last_request_ns) >= spin_ns
+            } else if peer.is_idle(now_ns, spin_ns)
                 // One that does not read its replies may have requests waiting for ever.
                 && (peer.is_stalled() || peer.sleep())
             {
