@@ -260,22 +260,27 @@ impl Connection {
         sources: &SegmentRegions,
         counters: &mut ServerCounters,
     ) -> Result<(), PostError> {
-        loop {
-            // What wraps around in the deque's memory goes with the next turn.
-            let (front, _) = self.pending.as_slices();
-            let ready = front.iter().take(BATCH).take_while(|pending| pending.is_ready()).count();
+        // What is ready goes at once: a client that finds answers in two groups sends its next requests
+        // in two groups as well, and they stay apart for good.
+        let pending = self.pending.make_contiguous();
+        let mut left = pending.iter().take_while(|pending| pending.is_ready()).count();
+        while left > 0 {
+            let ready = left.min(BATCH);
             // Arrays of the right size: one that is too large costs more than the answer.
             let posted = match ready {
-                0 => break,
                 1 => self.post_one(sources, counters),
                 2..=4 => self.post_batch::<4>(ready, sources, counters),
                 _ => self.post_batch::<BATCH>(ready, sources, counters),
             };
             match posted {
-                Ok(()) => {}
+                Ok(()) => left -= ready,
                 Err(PostError::QueueFull) => break,
                 Err(error) => return Err(error),
             }
+        }
+        if self.pending.is_empty() {
+            // Begins at the start of its memory again, so that it seldom wraps around.
+            self.pending.clear();
         }
         if self.receives_free() > usize::from(spare_receives(self.window) / 2) {
             self.post_receives()?;

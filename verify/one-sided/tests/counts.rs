@@ -12,7 +12,7 @@ mod common;
 
 use beeline_kv::entry::{FIRST_ENTRY, slot_bytes_for};
 use beeline_kv::wire::{Protocol, REPLY_BYTES, REQUEST_HEADER_BYTES, RequestKind};
-use beeline_kv_client::{Client, ClientCounters};
+use beeline_kv_client::{Client, ClientCounters, Command};
 use beeline_kv_server::ServerCounters;
 use common::{Provider, Rig, RigOptions};
 
@@ -225,5 +225,30 @@ fn the_two_phase_baseline_takes_two_round_trips_for_each_operation() {
         assert_eq!((seen.server.sends, seen.server.writes), (GETS, 0), "{provider:?}");
         assert_eq!(seen.client.round_trips, 2 * GETS, "{provider:?}");
         assert_eq!(seen.client.bytes_in, GETS * (48 + ENTRY), "{provider:?}");
+    }
+}
+
+/// Answers that come in two groups are followed by requests in two groups, for as long as the
+/// connection lives: each party then finds less at a look, and more lines change hands for each
+/// request.
+#[test]
+fn answers_to_what_was_found_at_one_look_are_found_at_one_look() {
+    const TOGETHER: u64 = 7;
+    let rig = Rig::new(Provider::Shm, &RigOptions::default());
+    let mut client = warm(&rig, Protocol::Boom);
+    puts(&rig, &mut client);
+    // The server comes to know where results go.
+    gets(&rig, &mut client);
+    for round in 0..100 {
+        for number in 0..TOGETHER {
+            let key = key(number);
+            client.submit(Command::Get { database: 0, key: &key }).unwrap();
+        }
+        client.flush();
+        rig.nodes.borrow_mut().iter_mut().for_each(|node| {
+            node.step();
+        });
+        let found = client.poll(&mut |_, answer| assert!(answer.is_ok())).unwrap();
+        assert_eq!(found as u64, TOGETHER, "round {round}");
     }
 }
