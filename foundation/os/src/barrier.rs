@@ -15,6 +15,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 /// True when this process is registered for, and may issue, `membarrier` across processes.
 #[must_use]
+#[inline]
 pub fn is_asymmetric() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
     *REGISTERED.get_or_init(|| {

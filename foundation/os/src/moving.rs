@@ -18,6 +18,7 @@
 //! One of the two sees the other. A guard costs two stores and a load, and no locked instruction
 //! where fences are asymmetric.
 
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,8 +27,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use crate::barrier;
 use crate::memory::MemoryObject;
 
+/// A word on cache lines of its own: what lies beside it is neither waited for nor taken away.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Apart(AtomicUsize);
+
 /// Objects that are being moved; the only thing a guard looks at.
-static MOVING: AtomicUsize = AtomicUsize::new(0);
+static MOVING: Apart = Apart(AtomicUsize::new(0));
 
 static TABLE: Mutex<Option<Table>> = Mutex::new(None);
 static CHANGED: Condvar = Condvar::new();
@@ -68,9 +74,9 @@ impl Owned {
         let mut table = lock();
         let table = table.get_or_insert_default();
         let slot = table.spare.pop().unwrap_or_else(|| {
-            let slot: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
-            table.slots.push(slot);
-            slot
+            let slot: &'static Apart = Box::leak(Box::new(Apart(AtomicUsize::new(0))));
+            table.slots.push(&slot.0);
+            &slot.0
         });
         Self(slot)
     }
@@ -78,12 +84,25 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
+        AT_HAND.set(None);
         lock().get_or_insert_default().spare.push(self.0);
     }
 }
 
 thread_local! {
     static SLOT: Owned = Owned::take();
+    /// The slot again, without asking each time whether the thread is ending.
+    static AT_HAND: Cell<Option<&'static AtomicUsize>> = const { Cell::new(None) };
+}
+
+/// The thread's slot, at its first guard.
+#[cold]
+fn first_slot() -> &'static AtomicUsize {
+    // A thread that is ending, and has given its slot back already, takes one for good.
+    let for_good = |_| std::mem::ManuallyDrop::new(Owned::take()).0;
+    let slot = SLOT.try_with(|owned| owned.0).unwrap_or_else(for_good);
+    AT_HAND.set(Some(slot));
+    slot
 }
 
 /// Leave to store into one object; the object's backing stays until it is dropped. Short-lived: one
@@ -107,15 +126,14 @@ impl Drop for Storing {
 /// being moved.
 #[inline]
 pub fn storing(anchor: NonNull<u8>) -> Storing {
-    // A thread that is ending, and has given its slot back already, takes one for good.
-    let slot = SLOT.try_with(|owned| owned.0).unwrap_or_else(|_| Owned::take().0);
+    let slot = AT_HAND.get().unwrap_or_else(first_slot);
     debug_assert_eq!(slot.load(Ordering::Relaxed), 0, "a thread stores into one object at a time");
     let object = anchor.addr().get();
     slot.store(object, Ordering::Relaxed);
     // Pairs with the heavy fence in `replace`.
     barrier::light(barrier::is_asymmetric());
     // Acquire: no store of the caller's moves up before the look.
-    if MOVING.load(Ordering::Acquire) != 0 {
+    if MOVING.0.load(Ordering::Acquire) != 0 {
         wait_out(slot, object);
     }
     Storing { slot, _thread: PhantomData }
@@ -170,7 +188,7 @@ impl Drop for Done {
         if let Some(place) = moving.iter().position(|object| *object == self.0) {
             moving.swap_remove(place);
         }
-        MOVING.fetch_sub(1, Ordering::SeqCst);
+        MOVING.0.fetch_sub(1, Ordering::SeqCst);
         drop(table);
         CHANGED.notify_all();
     }
@@ -199,7 +217,7 @@ pub fn replace(
         ));
     }
     known.moving.push(object);
-    MOVING.fetch_add(1, Ordering::SeqCst);
+    MOVING.0.fetch_add(1, Ordering::SeqCst);
     drop(table);
     let _done = Done(object);
     barrier::heavy();

@@ -147,6 +147,12 @@ impl Remote {
     fn stands(&self, connection: &Connection, reached: &Reached) -> bool {
         // Pairs with the heavy fences of `exposure::replace` and `Mapping::retire`.
         barrier::light(connection.asymmetric);
+        self.is_unmoved(connection, reached)
+    }
+
+    /// [`Remote::stands`], behind a fence.
+    #[inline(always)]
+    fn is_unmoved(&self, connection: &Connection, reached: &Reached) -> bool {
         self.is_current(connection) && reached.is_in_use()
     }
 
@@ -160,11 +166,14 @@ impl Remote {
         key: RemoteKey,
         reached: &Reached,
     ) -> Result<(), Hold> {
-        if self.stands(connection, reached) {
-            return Ok(());
-        }
+        if self.stands(connection, reached) { Ok(()) } else { Err(self.again(key)) }
+    }
+
+    /// What a key stands for has moved: it is asked for, and the request done, again.
+    #[cold]
+    fn again(&mut self, key: RemoteKey) -> Hold {
         self.keys.close(key.0);
-        Err(Hold::Wait(Wait::Key))
+        Hold::Wait(Wait::Key)
     }
 
     /// The start of a range whose key is open, after checks of rights and bounds; `None` where the
@@ -423,8 +432,10 @@ impl Remote {
     ) -> Result<(), Hold> {
         let reached = self.target(core, connection, request, Access::all())?;
         if kind == FlushKind::Visible {
+            // The look behind it needs one as well: this one serves both.
             fence(Ordering::SeqCst);
-            return self.confirm(connection, request.remote.key, &reached);
+            let stands = self.is_unmoved(connection, &reached);
+            return if stands { Ok(()) } else { Err(self.again(request.remote.key)) };
         }
         let Some(region) = self.keys.open(request.remote.key.0) else {
             return Err(Hold::Fail(Status::RemoteAccessError));

@@ -81,10 +81,10 @@ impl Member {
             data.qp.post_send(&[WorkRequest::unsignalled(0, flush)])?;
         }
         let flush = Operation::Flush { remote: data.remote(after.0), length: after.1, kind };
-        data.qp.post_send(&[WorkRequest::unsignalled(0, flush)])?;
         let remote = data.remote(layout.retired_offset());
         let local = ScatterGatherEntry { region: &data.scratch, offset: marks + 8, length: 8 };
-        data.qp.post_send(&[WorkRequest::new(0, Operation::Read { local, remote })])?;
+        let look = Operation::Read { local, remote };
+        data.qp.post_send(&[WorkRequest::unsignalled(0, flush), WorkRequest::new(0, look)])?;
         data.posted.push_back(Posted::Flush { last });
         Ok(())
     }
