@@ -105,6 +105,15 @@ pub enum Event<'a> {
         /// It is.
         short: bool,
     },
+    /// A server that rests rests no more: a peer is connected anew, or the caller has other reasons.
+    /// Whatever else is asked of it or comes from a peer wakes it as well.
+    Wake,
+    /// What runs `peer` has shown no sign of life for as long as a leader's beats may stand still. Of a
+    /// leader that rests nothing else tells.
+    Silent {
+        /// Which server.
+        peer: NodeId,
+    },
     /// The leadership shall move to this member.
     Transfer {
         /// To whom.
@@ -122,6 +131,34 @@ pub enum Event<'a> {
         /// The members at that position.
         configuration: Configuration,
     },
+}
+
+impl Event<'_> {
+    /// Whether a server that rests goes on with its beats, or its looks at them, for this. What it
+    /// began before it rested, and time, do not wake it.
+    pub(crate) fn wakes(&self) -> bool {
+        match self {
+            Self::Tick { .. }
+            | Self::Flushed { .. }
+            | Self::SlotsRead { .. }
+            | Self::Confirmed { .. }
+            | Self::StatusRead { .. }
+            | Self::LogPersisted { .. }
+            | Self::SnapshotTaken { .. }
+            | Self::Silent { .. } => false,
+            Self::Proposed
+            | Self::Message { .. }
+            | Self::Fenced { .. }
+            | Self::VotePersisted
+            | Self::AccessLost { .. }
+            | Self::Read { .. }
+            | Self::ChangeMembers { .. }
+            | Self::Room { .. }
+            | Self::Wake
+            | Self::Transfer { .. }
+            | Self::SnapshotInstalled { .. } => true,
+        }
+    }
 }
 
 /// Something is to be done.

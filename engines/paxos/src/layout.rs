@@ -257,10 +257,13 @@ pub struct Status {
     pub snapshot: Position,
     /// Its state machine is about to have no room; at a leader, that of any member it reaches.
     pub short: bool,
+    /// It has nothing to do: a leader's beats stand still, and a follower looks at none.
+    pub rests: bool,
 }
 
 /// In the word of the snapshot's position, which needs 48 bits.
 const SHORT: u64 = 1 << 63;
+const RESTS: u64 = 1 << 62;
 
 impl Status {
     /// Bytes of the status words.
@@ -270,7 +273,8 @@ impl Status {
     #[must_use]
     pub fn words(&self) -> [u64; 2] {
         let short = if self.short { SHORT } else { 0 };
-        [u64::from(self.term.0) | u64::from(self.beats) << 32, self.snapshot.0 | short]
+        let rests = if self.rests { RESTS } else { 0 };
+        [u64::from(self.term.0) | u64::from(self.beats) << 32, self.snapshot.0 | short | rests]
     }
 
     /// From the words of a peer.
@@ -279,8 +283,9 @@ impl Status {
         Self {
             term: Term(words[0] as u32),
             beats: (words[0] >> 32) as u32,
-            snapshot: Position(words[1] & !SHORT),
+            snapshot: Position(words[1] & !(SHORT | RESTS)),
             short: words[1] & SHORT != 0,
+            rests: words[1] & RESTS != 0,
         }
     }
 }
@@ -340,8 +345,8 @@ mod tests {
         }
         assert_eq!(vote(0), Some((Term(0), None)));
         assert_eq!(commit_position(0), Some(Position::NONE));
-        for short in [false, true] {
-            let status = Status { term: Term(3), beats: 9, snapshot: Position(12), short };
+        for (short, rests) in [(false, false), (false, true), (true, false), (true, true)] {
+            let status = Status { term: Term(3), beats: 9, snapshot: Position(12), short, rests };
             assert_eq!(Status::from_words(status.words()), status);
         }
     }

@@ -72,6 +72,11 @@ pub enum Message {
         /// The leader's term.
         term: Term,
     },
+    /// The leader rested, and its beats go on.
+    Awake {
+        /// The leader's term.
+        term: Term,
+    },
 }
 
 impl Message {
@@ -86,7 +91,8 @@ impl Message {
             | Self::Follow { term }
             | Self::Following { term, .. }
             | Self::Refused { term }
-            | Self::TakeOver { term } => *term,
+            | Self::TakeOver { term }
+            | Self::Awake { term } => *term,
         }
     }
 }

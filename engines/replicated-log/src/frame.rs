@@ -1,7 +1,7 @@
 //! Messages as bytes.
 //!
 //! ```text
-//!  0  magic u32 "BLM2"        12  sender u16          24  attempt u32
+//!  0  magic u32 "BLM3"        12  sender u16          24  attempt u32
 //!  4  cluster u64             14  kind u8             28  four words u64
 //!                             15  transfer u8         60  length of connection data u16
 //!                             16  term u32, zero u32  62  connection data
@@ -15,7 +15,7 @@
 use beeline_fabric::ConnectInfo;
 use beeline_paxos::{AccessKey, ClusterId, Grant, Message, NodeId, Position, Term};
 
-const MAGIC: u32 = u32::from_le_bytes(*b"BLM2");
+const MAGIC: u32 = u32::from_le_bytes(*b"BLM3");
 const HEADER_BYTES: usize = 62;
 
 /// Longest frame.
@@ -79,6 +79,7 @@ fn fields(content: Content) -> (u8, Term, bool, [u64; 4]) {
         Message::Following { term, grant } => (6, term, false, all(grant)),
         Message::Refused { term } => (7, term, false, [0; 4]),
         Message::TakeOver { term } => (8, term, false, [0; 4]),
+        Message::Awake { term } => (14, term, false, [0; 4]),
     }
 }
 
@@ -137,6 +138,7 @@ impl Frame {
                 6 => Message::Following { term, grant },
                 7 => Message::Refused { term },
                 8 => Message::TakeOver { term },
+                14 => Message::Awake { term },
                 _ => return None,
             }),
         };
@@ -187,6 +189,7 @@ mod tests {
             Message::Following { term, grant },
             Message::Refused { term },
             Message::TakeOver { term },
+            Message::Awake { term },
         ]
     }
 

@@ -4,9 +4,12 @@
 //! no other member has, which run of the machine this is, and threads for what may take long. A
 //! simulation gives all four from its seed.
 
+use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::io;
 use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use beeline_pmem::{PmemError, Pool, PoolOptions};
 
@@ -76,5 +79,119 @@ pub struct Threads;
 impl Jobs for Threads {
     fn run(&self, name: &str, job: Job) -> io::Result<()> {
         std::thread::Builder::new().name(name.to_owned()).spawn(job).map(|_| ())
+    }
+}
+
+/// A thread that has nothing to do for so long goes.
+const LINGERS: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: Mutex<Waiting>,
+    came: Condvar,
+}
+
+impl State {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next job; `None` when there was none for a while.
+    fn next(&self) -> Option<Job> {
+        let mut waiting = self.lock();
+        waiting.idle += 1;
+        let lacks = |waiting: &mut Waiting| waiting.jobs.is_empty();
+        let waited = self.came.wait_timeout_while(waiting, LINGERS, lacks);
+        waiting = waited.unwrap_or_else(PoisonError::into_inner).0;
+        waiting.idle -= 1;
+        let job = waiting.jobs.pop_front();
+        waiting.threads -= usize::from(job.is_none());
+        job
+    }
+}
+
+/// A bounded number of threads, made when they are needed, for many members: jobs beyond wait.
+pub struct FewThreads {
+    most: usize,
+    state: Arc<State>,
+}
+
+impl Debug for FewThreads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FewThreads").field("most", &self.most).finish_non_exhaustive()
+    }
+}
+
+impl FewThreads {
+    /// Of `most` threads, at least one.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
+        Self { most: most.max(1), state: Arc::default() }
+    }
+}
+
+impl Jobs for FewThreads {
+    fn run(&self, name: &str, job: Job) -> io::Result<()> {
+        let mut waiting = self.state.lock();
+        if waiting.idle <= waiting.jobs.len() && waiting.threads < self.most {
+            let state = Arc::clone(&self.state);
+            let work = move || {
+                while let Some(job) = state.next() {
+                    // One that panics takes neither the thread nor the place of it along.
+                    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
+                }
+            };
+            let made = std::thread::Builder::new().name(name.to_owned()).spawn(work);
+            match made {
+                Ok(_) => waiting.threads += 1,
+                Err(error) if waiting.threads == 0 => return Err(error),
+                // Those that are there do it later.
+                Err(_) => {}
+            }
+        }
+        waiting.jobs.push_back(job);
+        drop(waiting);
+        self.state.came.notify_one();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn few_threads_do_every_job_and_outlives_one_that_panics() {
+        let few = FewThreads::new(3);
+        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (sender, done) = channel();
+        for number in 0..60 {
+            let (running, most, sender) = (Arc::clone(&running), Arc::clone(&most), sender.clone());
+            let job = move || {
+                assert!(number != 7, "on purpose");
+                let now = running.fetch_add(1, Ordering::SeqCst) + 1;
+                most.fetch_max(now, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(1));
+                running.fetch_sub(1, Ordering::SeqCst);
+                let _ = sender.send(number);
+            };
+            few.run("job", Box::new(job)).unwrap();
+        }
+        drop(sender);
+        let mut numbers: Vec<_> = done.iter().collect();
+        numbers.sort_unstable();
+        let wanted: Vec<_> = (0..60).filter(|number| *number != 7).collect();
+        assert_eq!(numbers, wanted);
+        assert!(most.load(Ordering::SeqCst) <= 3);
     }
 }

@@ -219,6 +219,18 @@ pub(crate) enum Request {
     Stop,
 }
 
+impl Request {
+    /// Whether a member that rests has something to do for it: what it answers from its own state is no
+    /// work.
+    pub(crate) fn is_work(&self) -> bool {
+        let stale = Consistency::Stale;
+        !matches!(self, Self::Query { consistency, .. } if *consistency == stale)
+            && !matches!(self, Self::State { .. } | Self::Follow(_))
+            // A connection that comes about counts by itself; one that does not is no reason to stay awake.
+            && !matches!(self, Self::Accept { .. } | Self::Dialled { .. })
+    }
+}
+
 /// The way to the log's thread.
 #[derive(Clone)]
 pub(crate) struct Mailbox {
@@ -226,17 +238,89 @@ pub(crate) struct Mailbox {
     pub(crate) waker: Arc<Waker>,
     /// The thread sleeps, or is about to.
     pub(crate) asleep: Arc<AtomicBool>,
+    /// Where several members share the thread: this one's place in the line.
+    place: Option<Arc<Place>>,
+}
+
+/// The members of one thread that have requests, each once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Line(Arc<Mutex<Vec<u64>>>);
+
+impl Line {
+    /// Takes those that stand in it.
+    pub(crate) fn take(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    pub(crate) fn push(&self, name: u64) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(name);
+    }
+}
+
+#[derive(Debug)]
+struct Place {
+    line: Line,
+    name: u64,
+    /// It stands in the line already.
+    stands: AtomicBool,
+}
+
+/// How a thread that several members share is woken.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell {
+    pub(crate) waker: Arc<Waker>,
+    pub(crate) asleep: Arc<AtomicBool>,
+    pub(crate) line: Line,
+}
+
+impl Bell {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let (waker, asleep) = (Arc::new(Waker::new()?), Arc::default());
+        Ok(Self { waker, asleep, line: Line::default() })
+    }
+
+    /// Has the thread look at its line.
+    pub(crate) fn ring(&self) {
+        // As in `Mailbox::send`.
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
 }
 
 impl Mailbox {
+    /// Of a member, `name`, of a thread that others share.
+    pub(crate) fn at(sender: Sender<Request>, bell: &Bell, name: u64) -> Self {
+        let Bell { waker, asleep, line } = bell.clone();
+        let place = Some(Arc::new(Place { line, name, stands: AtomicBool::new(false) }));
+        Self { sender, waker, asleep, place }
+    }
+
+    /// The thread is about to take the requests: one that comes from now on stands in line again.
+    pub(crate) fn begin(&self) {
+        if let Some(place) = &self.place {
+            place.stands.store(false, Ordering::SeqCst);
+        }
+    }
+
     pub(crate) fn new(sender: Sender<Request>) -> std::io::Result<Self> {
         let (waker, asleep) = (Arc::new(Waker::new()?), Arc::default());
-        Ok(Self { sender, waker, asleep })
+        Ok(Self { sender, waker, asleep, place: None })
     }
 
     /// False when the thread has ended; the request is dropped then, with its closure.
     pub(crate) fn send(&self, request: Request) -> bool {
         let sent = self.sender.send(request).is_ok();
+        // Behind the request: the thread that finds the place takes the request too.
+        if let Some(place) = &self.place
+            && !place.stands.swap(true, Ordering::SeqCst)
+        {
+            place.line.push(place.name);
+        }
         // SeqCst on both sides: either the thread sees the request before it sleeps, or this sees
         // that it sleeps.
         if self.asleep.swap(false, Ordering::SeqCst) {

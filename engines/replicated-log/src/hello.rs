@@ -3,25 +3,29 @@
 //! ```text
 //!  0  magic u32 "BLH" and version        32  incarnation u64     64  status key u64
 //!  4  cluster u64                        40  attempt u64         72  length of contact u16
-//! 12  from u16, to u16                   48  slots u64           74  contact
+//! 12  from u16, to u16                   48  slots u64
 //! 16  expects u64                          56  bytes per slot u64
-//! 24  instance u64
+//! 24  instance u64                      74  host u64, key of its beat u64   90  contact
 //! ```
 //!
 //! Little endian. The *instance* was drawn when the member's directory was made; what the sender
 //! *expects* is the receiver's, or 0. The *incarnation* counts how often the directory was opened,
 //! the *attempt* the connections since. So a second server under one name shows, and so does a
-//! hello that somebody recorded and plays again.
+//! hello that was recorded and is played again. A member that shares its thread with others tells which
+//! *host* that is ([`crate::host`]); 0: it has a thread of its own.
 
+use beeline_fabric::RemoteKey;
 use beeline_paxos::{ClusterId, Layout, MAX_CONTACT_BYTES, NodeId};
+
+use crate::shared::Beat;
 
 /// The first three bytes; the fourth is the version of everything members exchange.
 const MAGIC: [u8; 3] = *b"BLH";
 /// Of hellos, frames, formats in memory that peers read, and what services put into entries. 2: units
 /// name their service. 3: what members compare covers effects instead of replies. 4: members forward over
-/// fabric.
-pub const VERSION: u8 = 4;
-const HEADER_BYTES: usize = 74;
+/// fabric. 5: leaders rest, and hosts have beats.
+pub const VERSION: u8 = 5;
+const HEADER_BYTES: usize = 90;
 
 /// One hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +40,7 @@ pub(crate) struct Hello {
     pub(crate) slots: u64,
     pub(crate) slot_bytes: u64,
     pub(crate) status: u64,
+    pub(crate) beat: Option<Beat>,
     pub(crate) contact: Vec<u8>,
 }
 
@@ -124,6 +129,9 @@ impl Hello {
         }
         let length = u16::try_from(self.contact.len()).unwrap_or(u16::MAX);
         bytes.extend_from_slice(&length.to_le_bytes());
+        let (host, key) = self.beat.map_or((0, 0), |beat| (beat.host, beat.key.0));
+        bytes.extend_from_slice(&host.to_le_bytes());
+        bytes.extend_from_slice(&key.to_le_bytes());
         bytes.extend_from_slice(&self.contact);
         bytes
     }
@@ -160,8 +168,17 @@ impl Hello {
             slots: long(48),
             slot_bytes: long(56),
             status: long(64),
+            beat: Some(Beat { host: long(74), key: RemoteKey(long(82)) })
+                .filter(|beat| beat.host != 0),
             contact: contact.to_vec(),
         })
+    }
+
+    /// Which cluster a greeting is about, if it is one of this version: what a host needs to know.
+    ///
+    /// Errors: [`HelloError::Malformed`], [`HelloError::Version`].
+    pub(crate) fn cluster_of(bytes: &[u8]) -> Result<ClusterId, HelloError> {
+        Self::decode(bytes).map(|hello| hello.cluster)
     }
 
     /// Whether the server `own` of `cluster`, an `instance` of it, may talk with the sender.
@@ -205,6 +222,7 @@ mod tests {
             slots: 8,
             slot_bytes: 128,
             status: 6,
+            beat: Some(Beat { host: 7, key: RemoteKey(8) }),
             contact: b"here".to_vec(),
         }
     }
@@ -213,6 +231,8 @@ mod tests {
     fn a_hello_comes_back_and_anything_else_is_named() {
         let bytes = hello().encode();
         assert_eq!(Hello::decode(&bytes), Ok(hello()));
+        let alone = Hello { beat: None, ..hello() };
+        assert_eq!(Hello::decode(&alone.encode()), Ok(alone));
         for length in 0..bytes.len() {
             assert_eq!(Hello::decode(&bytes[..length]), Err(HelloError::Malformed));
         }

@@ -12,6 +12,7 @@ use beeline_paxos::{AccessKey, Event, Message, NodeId, Position};
 use crate::bulk::Outgoing;
 use crate::forward::{Answering, Asking};
 use crate::frame::MAX_FRAME_BYTES;
+use crate::shared::Beat;
 
 /// Messages that may be on their way to us, per peer.
 pub(crate) const RECEIVES: u64 = 16;
@@ -23,10 +24,14 @@ const SEND_OFFSET: u64 = RECEIVES * RECEIVE_BYTES;
 const STATUS_OFFSET: u64 = SEND_OFFSET + SENDS * RECEIVE_BYTES;
 /// Memory of a control connection, bytes.
 pub(crate) const CONTROL_BYTES: usize = STATUS_OFFSET as usize + 64;
+/// Where the beat of the peer's thread is read to.
+const BEAT_OFFSET: u64 = STATUS_OFFSET + 16;
 /// An answer to a request for access is waited for so long; then another attempt is made.
 const ANSWER_NS: u64 = 2_000_000_000;
 /// Marks a completion of a status read.
 pub(crate) const STATUS_READ: u64 = u64::MAX;
+/// Marks a completion of a read of a beat.
+pub(crate) const BEAT_READ: u64 = u64::MAX - 2;
 /// Marks a completion of a message.
 pub(crate) const SENT: u64 = u64::MAX - 1;
 
@@ -42,9 +47,16 @@ pub(crate) struct Control {
     pub(crate) sent: u64,
     /// Status reads without an answer.
     pub(crate) reading: u64,
+    /// Of the thread that the peer runs on, where that is a host's.
+    pub(crate) beat: Option<Beat>,
 }
 
 impl Control {
+    pub(crate) fn new(qp: Box<dyn QueuePair>, region: MemoryRegion) -> Self {
+        let (status, beat) = (None, None);
+        Self { qp, region, status, posted: 0, sent: 0, reading: 0, beat }
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.qp.state() == QueuePairState::ReadyToSend
     }
@@ -76,6 +88,19 @@ impl Control {
         self.qp.post_send(&[WorkRequest::new(STATUS_READ, Operation::Read { local, remote })])?;
         self.reading += 1;
         Ok(())
+    }
+
+    pub(crate) fn beat_offset() -> usize {
+        BEAT_OFFSET as usize
+    }
+
+    pub(crate) fn read_beat(&mut self) -> Result<(), PostError> {
+        let Some(Beat { key, .. }) = self.beat else {
+            return Err(PostError::NotReady(self.qp.state()));
+        };
+        let local = ScatterGatherEntry { region: &self.region, offset: BEAT_OFFSET, length: 8 };
+        let remote = RemoteAddress { key, offset: 0 };
+        self.qp.post_send(&[WorkRequest::new(BEAT_READ, Operation::Read { local, remote })])
     }
 
     /// Sends a message, or drops it when the peer takes none.

@@ -1,6 +1,7 @@
 //! A server of the cluster: the protocol's commands, carried out.
 
 mod forwards;
+mod hosted;
 mod operations;
 mod snapshots;
 
@@ -25,9 +26,11 @@ use crate::error::LogError;
 use crate::forward::News;
 use crate::frame::{Content, Frame};
 use crate::link::{
-    Answered, CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT, STATUS_READ,
+    Answered, BEAT_READ, CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT,
+    STATUS_READ,
 };
 use crate::region::Memory;
+use crate::shared::Shared;
 use operations::ranges;
 
 /// Between two ticks of the protocol's clock, nanoseconds.
@@ -75,6 +78,9 @@ pub struct Endpoint {
     pub status: RemoteKey,
 }
 
+/// Device, protection domain and completion queue of a member.
+type Place = (Arc<dyn Device>, Arc<dyn ProtectionDomain>, Rc<dyn CompletionQueue>);
+
 /// A server: a replica and its connections. Stays on its thread.
 #[derive(Debug)]
 pub struct Member {
@@ -109,6 +115,11 @@ pub struct Member {
     commands: Vec<Command>,
     events: VecDeque<Event<'static>>,
     bytes: Vec<u8>,
+    /// Its thread's, where it shares one, and its name there.
+    shared: Option<(Shared, u64)>,
+    /// Completions that the thread gave to it.
+    given: VecDeque<WorkCompletion>,
+    beats: Vec<(NodeId, Option<u64>)>,
 }
 
 impl Member {
@@ -116,11 +127,24 @@ impl Member {
     ///
     /// Errors: [`LogError::TooShort`], [`LogError::Layout`], [`LogError::Fabric`].
     pub fn open(
-        mut start: Start,
+        start: Start,
         options: Options,
         durability: Durability,
         memory: MemberMemory,
         device: Arc<dyn Device>,
+    ) -> Result<Self, LogError> {
+        let domain = device.allocate_protection_domain()?;
+        let depth = device.attributes().max_completion_queue_depth.min(8192);
+        let queue = device.create_completion_queue(depth)?;
+        Self::open_with(start, options, durability, memory, (device, domain, queue))
+    }
+
+    fn open_with(
+        mut start: Start,
+        options: Options,
+        durability: Durability,
+        memory: MemberMemory,
+        (device, domain, queue): Place,
     ) -> Result<Self, LogError> {
         let (needed, found) = (start.layout.region_bytes(), memory.log.length_bytes() as u64);
         if found < needed {
@@ -129,10 +153,7 @@ impl Member {
         start.vote_word = load_u64(memory.vote.as_ref(), 0);
         let own = Memory { log: memory.log.clone(), status: memory.status.clone() };
         let replica = Replica::open(start.clone(), options, own)?;
-        let domain = device.allocate_protection_domain()?;
         let status_region = domain.register(memory.status.clone(), Access::REMOTE_READ)?;
-        let depth = device.attributes().max_completion_queue_depth.min(8192);
-        let queue = device.create_completion_queue(depth)?;
         Ok(Self {
             replica,
             start,
@@ -159,6 +180,9 @@ impl Member {
             commands: Vec::new(),
             events: VecDeque::new(),
             bytes: Vec::new(),
+            shared: None,
+            given: VecDeque::new(),
+            beats: Vec::new(),
         })
     }
 
@@ -176,7 +200,7 @@ impl Member {
         let memory = self.device.allocate_memory(CONTROL_BYTES)?;
         let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
         let qp = self.queue_pair(32)?;
-        let mut control = Control { qp, region, status: None, posted: 0, sent: 0, reading: 0 };
+        let mut control = Control::new(qp, region);
         for index in 0..RECEIVES {
             control.post_receive(index)?;
         }
@@ -271,7 +295,15 @@ impl Member {
     /// was to be promised is not, and the next ticks try again.)
     pub fn poll(&mut self, now_ns: u64, upward: &mut Vec<Command>) -> Result<usize, LogError> {
         let mut completions = [WorkCompletion::EMPTY; COMPLETIONS];
-        let count = self.queue.poll(&mut completions)?;
+        let count = if self.shared.is_some() {
+            let count = COMPLETIONS.min(self.given.len());
+            for (place, given) in completions.iter_mut().zip(self.given.drain(..count)) {
+                *place = given;
+            }
+            count
+        } else {
+            self.queue.poll(&mut completions)?
+        };
         for completion in &completions[..count] {
             self.on_completion(completion, now_ns, upward)?;
         }
@@ -337,7 +369,7 @@ impl Member {
             transport_timeout: TRANSPORT_TIMEOUT,
             ..QueuePairOptions::default()
         };
-        Ok(self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?)
+        self.create_queue_pair(options)
     }
 
     /// Deep enough for everything the protocol has outstanding on one follower.
@@ -594,6 +626,10 @@ impl Member {
         let (peer, Some(control)) = (link.peer, &mut link.control) else { return Ok(()) };
         match completion.wr_id {
             SENT => control.sent += 1,
+            BEAT_READ => {
+                let succeeded = completion.is_success();
+                self.on_beat(index, succeeded);
+            }
             STATUS_READ => {
                 control.reading = control.reading.saturating_sub(1);
                 let status = completion.is_success().then(|| {

@@ -19,6 +19,7 @@ mod forwards;
 mod membership;
 mod pace;
 mod requests;
+mod rest;
 mod snapshots;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -29,8 +30,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_fabric::{Device, FabricError};
 use beeline_paxos::{
-    Batch, Change, Command, Configuration, Event, NodeId, Options, Position, RoleName, Sessions,
-    Start,
+    Batch, Change, ClusterId, Command, Configuration, Event, NodeId, Options, Position, RoleName,
+    Sessions, Start,
 };
 
 pub(crate) use self::follow::Question;
@@ -39,12 +40,13 @@ use self::pace::Pace;
 use crate::contact::Contact;
 use crate::error::LogError;
 use crate::ground::{Jobs, Threads};
-use crate::handle::{Done, Handle, Mailbox, Refusal, Reply, Request};
+use crate::handle::{Bell, Done, Handle, Mailbox, Refusal, Reply, Request};
 use crate::home::{Home, HomeError};
 use crate::known::Known;
 use crate::machine::StateMachine;
 use crate::member::Member;
 use crate::peers::Peers;
+use crate::shared::Shared;
 use crate::snapshot::{self, Head};
 use crate::status::{Counters, MemberStatus, Status};
 use crate::transport::Transport;
@@ -89,6 +91,13 @@ impl Config {
         let (options, jobs) = (Options::default(), Arc::new(Threads));
         Self { options, device, transport, jobs, contact, queue: 4096 }
     }
+
+    /// The same for a member that is reached otherwise.
+    pub(crate) fn at(&self, contact: Contact) -> Self {
+        let Self { options, queue, .. } = *self;
+        let (device, transport) = (Arc::clone(&self.device), Arc::clone(&self.transport));
+        Self { options, device, transport, jobs: Arc::clone(&self.jobs), contact, queue }
+    }
 }
 
 /// Why a member ended, or did not begin.
@@ -114,6 +123,12 @@ pub enum NodeError {
         /// Which.
         position: Position,
     },
+    /// The host has a member of this cluster already.
+    #[error("this host has a member of cluster {:016x} already: close that one first", cluster.0)]
+    Twice {
+        /// Which.
+        cluster: ClusterId,
+    },
     /// An event descriptor or a thread.
     #[error("{0}")]
     System(#[source] std::io::Error),
@@ -128,7 +143,7 @@ impl NodeError {
             Self::Log(error) => error.is_retryable(),
             Self::Fabric(error) => error.is_retryable(),
             Self::Machine(_) | Self::System(_) => true,
-            Self::Damaged { .. } => false,
+            Self::Damaged { .. } | Self::Twice { .. } => false,
         }
     }
 }
@@ -256,6 +271,22 @@ pub struct Node<S> {
     upward: Vec<Command>,
     payload: Vec<u8>,
     answered: Vec<Answered>,
+    /// Its thread, where others share it.
+    seat: Option<Seat>,
+    /// When it was last asked for something, or woken.
+    active_ns: u64,
+    /// Peers that are connected while it rests.
+    connected: Vec<NodeId>,
+}
+
+/// A place on a thread that members share.
+#[derive(Clone, Debug)]
+pub(crate) struct Seat {
+    pub(crate) shared: Shared,
+    pub(crate) bell: Bell,
+    pub(crate) name: u64,
+    /// A leader that was asked for nothing for so long rests, nanoseconds.
+    pub(crate) rest_ns: u64,
 }
 
 /// Whether this is the first member of a cluster of one that is founded upon what its machine has, as
@@ -289,7 +320,17 @@ impl<S: StateMachine> Node<S> {
     /// has that already; the log behind it is applied as the protocol finds it committed.
     ///
     /// Errors: [`NodeError`].
-    pub fn open(home: Home, config: Config, mut machine: S) -> Result<(Self, Handle), NodeError> {
+    pub fn open(home: Home, config: Config, machine: S) -> Result<(Self, Handle), NodeError> {
+        Self::open_at(home, config, machine, None)
+    }
+
+    /// [`Node::open`], on a thread that others share.
+    pub(crate) fn open_at(
+        home: Home,
+        config: Config,
+        mut machine: S,
+        seat: Option<Seat>,
+    ) -> Result<(Self, Handle), NodeError> {
         let Config { options, device, transport, jobs, contact, queue } = config;
         let reason = "a contact has at most 239 bytes";
         let contact = contact.encode().ok_or(HomeError::Founding { reason })?;
@@ -329,10 +370,19 @@ impl<S: StateMachine> Node<S> {
             seed: home.instance() ^ home.incarnation(),
         };
         let memory = home.memory(&device)?;
-        let mut member = Member::open(start, options, home.durability(), memory, device)?;
+        let durability = home.durability();
+        let mut member = match &seat {
+            Some(Seat { shared, name, .. }) => {
+                Member::open_on(start, options, durability, memory, (shared.clone(), *name))?
+            }
+            None => Member::open(start, options, durability, memory, device)?,
+        };
         member.take_snapshots(home.incoming_path());
         let (sender, inbox) = channel();
-        let mailbox = Mailbox::new(sender).map_err(NodeError::System)?;
+        let mailbox = match &seat {
+            Some(Seat { bell, name, .. }) => Mailbox::at(sender, bell, *name),
+            None => Mailbox::new(sender).map_err(NodeError::System)?,
+        };
         let batch_limit = home.layout().max_payload_bytes();
         let home_slots = home.layout().slots();
         let first = Status {
@@ -403,6 +453,9 @@ impl<S: StateMachine> Node<S> {
             upward: Vec::new(),
             payload: Vec::new(),
             answered: Vec::new(),
+            seat,
+            active_ns: 0,
+            connected: Vec::new(),
         };
         Ok((node, handle))
     }
@@ -475,7 +528,9 @@ impl<S: StateMachine> Node<S> {
     ///
     /// Errors: [`NodeError`]: the member is at its end.
     pub fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError> {
+        let rested = self.tell_the_time(now_ns)?;
         let mut busy = self.apply_held()?;
+        self.mailbox.begin();
         while let Ok(request) = self.inbox.try_recv() {
             busy = true;
             self.take(request, now_ns)?;
@@ -488,6 +543,9 @@ impl<S: StateMachine> Node<S> {
         self.upward = upward;
         busy |= self.look_at_forwards()?;
         busy |= self.answer_questions();
+        if rested {
+            busy |= self.look_at_connections(now_ns)?;
+        }
         // At once: what the leader does not know of goes on coming.
         self.look_at_room()?;
         let replica = self.member.replica();
@@ -516,7 +574,9 @@ impl<S: StateMachine> Node<S> {
         self.take_snapshot(now_ns);
         self.lead_no_more_without_room()?;
         self.drive_changes(now_ns)?;
-        self.drive_transfers(now_ns)
+        self.drive_transfers(now_ns)?;
+        self.try_to_rest(now_ns);
+        Ok(())
     }
 
     /// Says so where the machine's room ends, or is back: the leader looks once a heartbeat.

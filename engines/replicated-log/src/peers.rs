@@ -213,6 +213,7 @@ mod tests {
             slots: 8,
             slot_bytes: 128,
             status: 0,
+            beat: None,
             contact: Vec::new(),
         }
     }

@@ -166,7 +166,7 @@ fn handing_over(status: &Status) -> HandingOver {
 }
 
 /// What everybody sees of a member whose thread ended, however it did.
-struct Ended(Handle);
+pub(crate) struct Ended(pub(crate) Handle);
 
 impl Drop for Ended {
     fn drop(&mut self) {

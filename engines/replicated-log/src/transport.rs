@@ -1,14 +1,15 @@
 //! How members find each other: the seam to whoever knows addresses and providers.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use beeline_fabric::ConnectInfo;
 
-use crate::handle::Handle;
+use crate::handle::{Greeted, Handle};
+use crate::host::Entrance;
 
 /// How long a member of the same process is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -59,24 +60,42 @@ pub trait Transport: Send + Sync + Debug {
     ) -> Result<(ConnectInfo, Vec<u8>), TransportError>;
 }
 
-/// Finds members that live in one process, by address: for tests, examples and measurements. Their
-/// devices can be those of `process://`, which need no socket either.
-#[derive(Debug, Default)]
-pub struct InProcess(Mutex<HashMap<String, Handle>>);
+/// Takes a greeting, and tells the answer.
+type Takes = Arc<dyn Fn(ConnectInfo, Vec<u8>, Greeted) + Send + Sync>;
+
+/// Finds members and hosts that live in one process, by address: for tests, examples and measurements.
+/// Their devices can be those of `process://`, which need no socket either.
+#[derive(Default)]
+pub struct InProcess(Mutex<HashMap<String, Takes>>);
+
+impl Debug for InProcess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InProcess").field("addresses", &self.takers().keys()).finish()
+    }
+}
 
 impl InProcess {
-    fn members(&self) -> std::sync::MutexGuard<'_, HashMap<String, Handle>> {
+    fn takers(&self) -> std::sync::MutexGuard<'_, HashMap<String, Takes>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A member can be found from now on.
     pub fn add(&self, address: &str, handle: &Handle) {
-        self.members().insert(address.to_owned(), handle.clone());
+        let handle = handle.clone();
+        let takes = move |info, hello, reply: Greeted| handle.accept(info, hello, reply);
+        self.takers().insert(address.to_owned(), Arc::new(takes));
+    }
+
+    /// A host can be found from now on, and all its members with it.
+    pub fn add_host(&self, address: &str, entrance: &Entrance) {
+        let entrance = entrance.clone();
+        let takes = move |info, hello, reply: Greeted| entrance.accept(info, hello, reply);
+        self.takers().insert(address.to_owned(), Arc::new(takes));
     }
 
     /// It no longer can.
     pub fn remove(&self, address: &str) {
-        self.members().remove(address);
+        self.takers().remove(address);
     }
 }
 
@@ -91,13 +110,14 @@ impl Transport for InProcess {
             address: address.to_owned(),
             reason: reason.to_owned(),
         };
-        let handle = self.members().get(address).cloned();
-        let handle = handle.ok_or_else(|| unreachable("nobody is there"))?;
+        let takes = self.takers().get(address).cloned();
+        let takes = takes.ok_or_else(|| unreachable("no member is there"))?;
         let (sender, receiver) = channel();
-        handle.accept(info.clone(), hello.to_vec(), move |answer| {
-            // Nobody may be waiting any more.
+        let reply = move |answer| {
+            // The asker may wait no more.
             let _ = sender.send(answer);
-        });
+        };
+        takes(info.clone(), hello.to_vec(), Box::new(reply));
         let answer = receiver.recv_timeout(PATIENCE);
         answer
             .map_err(|_| unreachable("no answer"))?

@@ -24,6 +24,7 @@ pub mod machine;
 pub mod memory;
 mod network;
 mod operations;
+mod rest;
 #[cfg(test)]
 mod scenarios;
 mod server;

@@ -61,6 +61,10 @@ pub(crate) struct Server {
     pub rebooted: bool,
     /// It was removed after that, and is to join.
     pub rejoins: bool,
+    /// When it was asked for something, or told of something, last.
+    pub busy_ns: u64,
+    /// When its machine last heard from that of the leader that rests.
+    pub heard_ns: u64,
 }
 
 impl Server {
@@ -89,6 +93,8 @@ impl Server {
             reads: BTreeMap::new(),
             rebooted: false,
             rejoins: false,
+            busy_ns: 0,
+            heard_ns: 0,
         }
     }
 

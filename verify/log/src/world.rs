@@ -65,6 +65,8 @@ pub struct Settings {
     pub reboots: bool,
     /// A server's ticks come late by up to so much: its machine is busy with other things.
     pub late_ns: u64,
+    /// Servers rest when they have nothing to do, and clients think for so long between two operations.
+    pub rests_ns: Option<u64>,
 }
 
 impl Settings {
@@ -83,6 +85,7 @@ impl Settings {
             options: quick(),
             reboots: false,
             late_ns: MS,
+            rests_ns: None,
         }
     }
 }
@@ -104,6 +107,10 @@ pub struct Report {
     pub refused: u64,
     /// Snapshots sent to followers that lagged.
     pub snapshots_sent: u64,
+    /// Rests of leaders.
+    pub rests: u64,
+    /// Leaders that rested, and were given up by a follower for their machine's silence.
+    pub silences: u64,
     /// Of everything, in order.
     pub trace: u64,
     /// Virtual time.
@@ -308,7 +315,8 @@ impl World {
             Happening::Reply { client, number, reply } => {
                 if self.clients[client].answer(number, reply, self.now_ns) {
                     self.report.answered += 1;
-                    self.try_again(client, 10 * MS);
+                    let think_ns = self.settings.rests_ns.unwrap_or(10 * MS);
+                    self.try_again(client, think_ns);
                 }
             }
             Happening::Redirect { client, number, hint } => {
@@ -369,11 +377,15 @@ impl World {
 
     fn on_cpu(&mut self, node: usize, cpu: Cpu) -> Result<(), Violation> {
         let bytes;
+        self.tell_the_time(node, &cpu)?;
         let event = match cpu {
             Cpu::Tick => {
                 let delay_ns = 5 * MS + self.below(self.settings.late_ns);
                 self.cpu_after(delay_ns, node, Cpu::Tick);
-                Event::Tick { now_ns: self.now_ns / 1000 * self.servers[node].rate }
+                if self.rests_on(node)? {
+                    return Ok(());
+                }
+                self.tick_of(node)
             }
             Cpu::Message { from, message } => Event::Message { from, message },
             Cpu::Fence => {
@@ -435,6 +447,10 @@ impl World {
             Cpu::Transfer { to } => Event::Transfer { to },
         };
         self.step(node, event)
+    }
+
+    pub(crate) fn tick_of(&self, node: usize) -> Event<'static> {
+        Event::Tick { now_ns: self.now_ns / 1000 * self.servers[node].rate }
     }
 
     pub(crate) fn step(&mut self, node: usize, event: Event<'_>) -> Result<(), Violation> {

@@ -68,6 +68,31 @@ fn clusters_of_3_servers_survive_a_new_start_of_one_machine_at_level_process() {
     assert!(faults > 10, "{faults} faults");
 }
 
+/// Leaders rest whenever clients think for long enough, and every fault meets clusters that rest.
+#[test]
+fn clusters_of_3_and_5_servers_that_rest_keep_every_invariant_and_find_new_leaders() {
+    let mut total = Report::default();
+    for seed in seeds(120, 4_000) {
+        let nodes = if seed.is_multiple_of(3) { 5 } else { 3 };
+        let rests_ns = Some(200_000_000);
+        let settings =
+            Settings { rests_ns, clients: 2, operations: 40, ..Settings::new(nodes, seed) };
+        let report = run(settings).unwrap_or_else(|violation| {
+            panic!(
+                "{}: {}\nreplay: BEELINE_SEED={seed} cargo test -p beeline-verify-log --test \
+                 clusters that_rest",
+                violation.invariant, violation.what
+            )
+        });
+        total.rests += report.rests;
+        total.silences += report.silences;
+        total.leaderships += report.leaderships;
+        total.answered += report.answered;
+    }
+    println!("{total:?}");
+    assert!(total.rests > 100 && total.silences > 20, "{total:?}");
+}
+
 #[test]
 fn one_seed_is_one_run() {
     for seed in 0..3 {

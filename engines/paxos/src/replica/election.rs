@@ -39,13 +39,15 @@ struct Watched {
     reading: bool,
     /// It says that a member is about to have no room.
     short: bool,
+    /// It leads and has nothing to do: it is not looked at.
+    rests: bool,
 }
 
 impl Watched {
     fn new(id: NodeId, elected: bool, now_ns: u64) -> Self {
         let (progress_ns, read_ns) = (now_ns, now_ns);
-        let (suspected, beats, reading, short) = (false, None, false, false);
-        Self { id, elected, suspected, beats, progress_ns, read_ns, reading, short }
+        let (suspected, beats, reading, short, rests) = (false, None, false, false, false);
+        Self { id, elected, suspected, beats, progress_ns, read_ns, reading, short, rests }
     }
 }
 
@@ -79,6 +81,18 @@ impl Follower {
 
     pub(super) fn has_short_leader(&self) -> bool {
         self.elected_leader().is_some() && self.watched.is_some_and(|watched| watched.short)
+    }
+
+    pub(super) fn rests(&self) -> bool {
+        self.watched.is_some_and(|watched| watched.rests)
+    }
+
+    /// The leader is looked at again, as one whose beats moved at this moment.
+    pub(super) fn awaken(&mut self, now_ns: u64) {
+        if let Some(watched) = &mut self.watched {
+            (watched.rests, watched.reading) = (false, false);
+            (watched.progress_ns, watched.read_ns) = (now_ns, now_ns);
+        }
     }
 
     pub(super) fn elected_leader(&self) -> Option<NodeId> {
@@ -203,14 +217,21 @@ impl<M: LogMemory> Replica<M> {
     fn suspect(&mut self, suspect: Option<Watched>, campaign_ns: u64) {
         let watched = suspect.map(|watched| Watched {
             suspected: true,
+            rests: false,
             reading: false,
             read_ns: self.now_ns,
             ..watched
         });
         self.role = Role::Follower(Follower { watched, campaign_ns });
+        self.republish();
     }
 
-    pub(super) fn on_watched_status(&mut self, peer: NodeId, status: Option<Status>) {
+    pub(super) fn on_watched_status(
+        &mut self,
+        peer: NodeId,
+        status: Option<Status>,
+        commands: &mut Vec<Command>,
+    ) {
         let (term, now_ns) = (self.term, self.now_ns);
         let Role::Follower(Follower { watched: Some(watched), .. }) = &mut self.role else {
             return;
@@ -229,6 +250,13 @@ impl<M: LogMemory> Replica<M> {
                     watched.progress_ns = now_ns;
                     self.failed_campaigns = 0;
                 }
+                if status.rests && watched.elected && !watched.suspected && !watched.rests {
+                    watched.rests = true;
+                    // The leader rests once the commit word here says all of it.
+                    self.look_at_commit_word(commands);
+                    self.republish();
+                    return;
+                }
                 false
             }
             // A leader that no longer leads; a candidate gets some time to win.
@@ -238,6 +266,15 @@ impl<M: LogMemory> Replica<M> {
         if lost && !watched.suspected {
             let suspect = *watched;
             self.lose_leader(Some(suspect));
+        }
+    }
+
+    /// Of what runs a server there was no sign of life for as long as a leader's beats may stand still.
+    pub(super) fn on_silent(&mut self, peer: NodeId) {
+        let Role::Follower(follower) = &self.role else { return };
+        let watched = follower.watched.filter(|watched| watched.id == peer);
+        if watched.is_some_and(|watched| watched.elected && !watched.suspected) {
+            self.lose_leader(watched);
         }
     }
 

@@ -33,6 +33,8 @@ pub(super) struct Peer {
     snapshot: Position,
     /// Its commit word says this.
     told: Position,
+    /// The last round of confirmations that had begun when its commit word was written.
+    told_round: u64,
     /// Operations outstanding: first and last slot.
     in_flight: VecDeque<(Position, Position)>,
     /// When it was last asked for access.
@@ -58,6 +60,7 @@ impl Peer {
             next: Position::NONE.next(),
             snapshot: Position::NONE,
             told: Position::NONE,
+            told_round: 0,
             in_flight: VecDeque::new(),
             asked_ns: None,
             status_asked_ns: None,
@@ -70,7 +73,8 @@ impl Peer {
         }
     }
 
-    fn gain_access(&mut self, grant: Grant) {
+    fn gain_access(&mut self, grant: Grant, begun: u64) {
+        self.told_round = begun;
         self.key = Some(grant.key);
         self.confirmed = grant.committed;
         self.next = grant.committed.next();
@@ -81,6 +85,18 @@ impl Peer {
         self.disconnecting = false;
         self.heard = false;
         self.asked_round = self.round;
+    }
+
+    /// It has everything up to `last`, and its commit word says so: a confirmation that was posted
+    /// behind the write of that word came back.
+    pub(super) fn is_quiet(&self, last: Position) -> bool {
+        self.confirmed == last
+            && self.told == last
+            && self.round > self.told_round
+            && self.in_flight.is_empty()
+            && self.snapshot_sent_ns.is_none()
+            && self.heard
+            && !self.disconnecting
     }
 
     fn lose_access(&mut self) {
@@ -137,6 +153,8 @@ pub(super) struct Leader {
     pub(super) rounds: Rounds,
     /// The committed configuration lacks this server.
     leaving: bool,
+    /// Its beats stand still, and it asks no member for anything, until it has something to do.
+    pub(super) rests: bool,
 }
 
 impl Leader {
@@ -167,6 +185,7 @@ impl Leader {
             transfer: None,
             rounds: Rounds::new(now_ns),
             leaving: false,
+            rests: false,
         }
     }
 
@@ -200,13 +219,18 @@ impl Leader {
         }
     }
 
+    pub(super) fn learns(&self) -> bool {
+        self.learner.is_some()
+    }
+
     fn holder_of(&mut self, id: NodeId, key: AccessKey) -> Option<&mut Peer> {
         self.peers.iter_mut().find(|peer| peer.id == id && peer.key == Some(key))
     }
 
     pub(super) fn gain_access(&mut self, id: NodeId, grant: Grant) {
+        let begun = self.rounds.begun();
         if let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id) {
-            peer.gain_access(grant);
+            peer.gain_access(grant, begun);
         }
     }
 
@@ -361,6 +385,7 @@ impl<M: LogMemory> Replica<M> {
             let position = self.committed.min(peer.confirmed);
             if position > peer.told {
                 peer.told = position;
+                peer.told_round = leader.rounds.begun();
                 commands.push(Command::WriteCommit { peer: peer.id, key, position });
             }
             if let Some(round) = leader.rounds.to_ask(peer.asked_round) {
@@ -421,6 +446,8 @@ impl<M: LogMemory> Replica<M> {
             }
         }
         self.republish();
+        // A leader that is alone in its cluster confirms itself.
+        self.close_round(commands);
     }
 
     pub(super) fn on_following(
@@ -475,16 +502,21 @@ impl<M: LogMemory> Replica<M> {
         &mut self,
         peer: NodeId,
         status: Option<Status>,
-        _commands: &mut Vec<Command>,
+        commands: &mut Vec<Command>,
     ) {
         if let Role::Leader(leader) = &mut self.role {
+            let (term, awake) = (leader.term, !leader.rests);
             let peer = leader.peers.iter_mut().find(|known| known.id == peer);
             if let (Some(peer), Some(status)) = (peer, status) {
                 peer.snapshot = peer.snapshot.max(status.snapshot);
                 (peer.short, peer.heard) = (status.short, true);
+                if status.rests && awake {
+                    // It was told, and the message was lost; or it is about to see for itself.
+                    commands.push(Command::Send { to: peer.id, message: Message::Awake { term } });
+                }
             }
         } else {
-            self.on_watched_status(peer, status);
+            self.on_watched_status(peer, status, commands);
         }
     }
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! In reading order: [`promise`](self) (fence, persist, answer), election, recovery, leader,
-//! reads, apply. Every file adds methods to [`Replica`] for one step of the protocol.
+//! reads, rest, apply. Every file adds methods to [`Replica`] for one step of the protocol.
 //!
 //! Invariants, each argued in `docs/log-protocol.md`:
 //! 1. A promise is answered after the log region was fenced and the vote word persisted.
@@ -25,6 +25,7 @@ mod leader;
 mod promise;
 mod reads;
 mod recovery;
+mod rest;
 
 use beeline_env::Randomness;
 
@@ -221,9 +222,13 @@ impl<M: LogMemory> Replica<M> {
         if matches!(self.role, Role::Stopped) {
             return;
         }
+        if event.wakes() {
+            self.awaken(commands);
+        }
         match event {
             Event::Tick { now_ns } => self.on_tick(now_ns, commands),
-            Event::Proposed => {}
+            Event::Proposed | Event::Wake => {}
+            Event::Silent { peer } => self.on_silent(peer),
             Event::Message { from, message } => self.on_message(from, message, commands),
             Event::Fenced { key } => self.on_fenced(key, commands),
             Event::VotePersisted => self.on_vote_persisted(commands),
@@ -257,6 +262,9 @@ impl<M: LogMemory> Replica<M> {
             self.excuse(pause_ns);
         }
         self.now_ns = self.now_ns.max(now_ns);
+        if self.is_resting() {
+            return;
+        }
         match self.role {
             Role::Leader(_) => self.tick_leader(commands),
             Role::Stopped => {}
@@ -302,6 +310,8 @@ impl<M: LogMemory> Replica<M> {
             Message::Following { term, grant } => self.on_following(from, term, grant, commands),
             Message::Refused { term } => self.on_refused(term, commands),
             Message::TakeOver { term } => self.on_take_over(from, term, commands),
+            // It woke this server, if that rested.
+            Message::Awake { .. } => {}
         }
     }
 
@@ -509,7 +519,8 @@ impl<M: LogMemory> Replica<M> {
             Role::Leader(leader) => self.short || leader.has_short_peer(),
             _ => self.short,
         };
-        self.memory.publish(Status { term, beats, snapshot: self.snapshot, short });
+        let rests = self.is_resting();
+        self.memory.publish(Status { term, beats, snapshot: self.snapshot, short, rests });
     }
 
     fn republish(&mut self) {

@@ -52,6 +52,16 @@ impl Rounds {
         }
     }
 
+    /// The last one begun.
+    pub(super) fn begun(&self) -> u64 {
+        self.round
+    }
+
+    /// No round is under way, and no read waits for one.
+    pub(super) fn are_quiet(&self) -> bool {
+        !self.open && self.reads.is_empty()
+    }
+
     pub(super) fn excuse(&mut self, pause_ns: u64) {
         self.confirmed_ns = self.confirmed_ns.saturating_add(pause_ns);
     }

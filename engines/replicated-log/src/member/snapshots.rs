@@ -106,7 +106,7 @@ impl Member {
             receiver_not_ready_timeout: patience,
             transport_timeout: patience,
         };
-        let qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
+        let qp = self.create_queue_pair(options)?;
         Ok((qp, region))
     }
 

@@ -29,6 +29,7 @@ impl<S: StateMachine> Node<S> {
             slots: layout.slots(),
             slot_bytes: layout.slot_bytes(),
             status,
+            beat: self.seat.as_ref().map(|seat| seat.shared.beat()),
             contact: self.contact.clone(),
         };
         hello.encode()
@@ -112,6 +113,8 @@ impl<S: StateMachine> Node<S> {
         let theirs = Endpoint { id: peer, info: info.clone(), status };
         let role = Role::Passive;
         self.member.connect(peer, &theirs, role).map_err(failed)?;
+        self.member.watch(peer, hello.beat);
+        self.wake(now_ns).map_err(failed)?;
         self.counters.connections += 1;
         let attempt = self.peers.next_attempt();
         Ok((own.info, self.hello(peer, attempt, own.status.0)))
@@ -126,7 +129,9 @@ impl<S: StateMachine> Node<S> {
             let status = RemoteKey(hello.status);
             let theirs = Endpoint { id: hello.from, info, status };
             let role = Role::Active;
-            self.member.connect(peer, &theirs, role).map_err(|error| error.to_string())
+            let connected = self.member.connect(peer, &theirs, role);
+            self.member.watch(peer, hello.beat);
+            connected.and_then(|()| self.wake(now_ns)).map_err(|error| error.to_string())
         });
         match connected {
             Ok(()) => self.counters.connections += 1,

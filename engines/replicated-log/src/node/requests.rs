@@ -11,6 +11,9 @@ use crate::machine::StateMachine;
 
 impl<S: StateMachine> Node<S> {
     pub(super) fn take(&mut self, request: Request, now_ns: u64) -> Result<(), NodeError> {
+        if request.is_work() {
+            self.active_ns = now_ns;
+        }
         match request {
             Request::Propose { session, sequence, bytes, done } => {
                 let waiter = Waiter::Command(done);

@@ -1,0 +1,89 @@
+//! A server that is alone in its cluster: it leads for as long as it runs, and rests when it may.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
+
+use std::collections::VecDeque;
+
+use beeline_paxos::{
+    AccessKey, ClusterId, Command, Configuration, Event, HeapMemory, Layout, NodeId, Options,
+    Position, Replica, RoleName, Start,
+};
+
+/// A replica whose commands are carried out at once.
+struct Alone {
+    replica: Replica<HeapMemory>,
+    now_ns: u64,
+    step_downs: u32,
+    applied: Position,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let layout = Layout::new(64, 256).unwrap();
+        let mut memory = HeapMemory::new(layout.region_bytes());
+        layout.format(ClusterId(7), &mut memory);
+        let start = Start {
+            id: NodeId(1),
+            cluster: ClusterId(7),
+            layout,
+            vote_word: 0,
+            snapshot: Position::NONE,
+            chosen: Position::NONE,
+            configuration: Configuration::initial(&[NodeId(1)]),
+            seed: 3,
+        };
+        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        Self { replica, now_ns: 1, step_downs: 0, applied: Position::NONE }
+    }
+
+    fn step(&mut self, event: Event<'static>) {
+        let (mut events, mut commands) = (VecDeque::from([event]), Vec::new());
+        while let Some(event) = events.pop_front() {
+            self.replica.step(event, &mut commands);
+            for command in commands.drain(..) {
+                match command {
+                    Command::Fence => events.push_back(Event::Fenced { key: AccessKey(9) }),
+                    Command::PersistVote { .. } => events.push_back(Event::VotePersisted),
+                    Command::PersistLog { term, last, .. } => {
+                        events.push_back(Event::LogPersisted { term, last });
+                    }
+                    Command::Apply { last, .. } => self.applied = last,
+                    Command::SteppedDown { .. } => self.step_downs += 1,
+                    Command::Leading { .. } => {}
+                    other => panic!("it has no peer to do this with: {other:?}"),
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, span_ms: u64) {
+        for _ in 0..span_ms / 5 {
+            self.now_ns += 5_000_000;
+            self.step(Event::Tick { now_ns: self.now_ns });
+        }
+    }
+}
+
+#[test]
+fn a_server_alone_leads_on_and_rests_until_it_is_asked() {
+    let mut alone = Alone::new();
+    alone.pass(10_000);
+    assert_eq!((alone.replica.role(), alone.step_downs), (RoleName::Leader, 0));
+    let none_is_away = |_| false;
+    assert!(alone.replica.rest(none_is_away) && alone.replica.is_resting());
+    // An hour without ticks, then one.
+    alone.now_ns += 3_600_000_000_000;
+    alone.step(Event::Tick { now_ns: alone.now_ns });
+    assert!(alone.replica.is_resting());
+    let position = alone.replica.propose(b"woken").unwrap();
+    alone.step(Event::Proposed);
+    assert!(!alone.replica.is_resting());
+    assert_eq!(alone.applied, position);
+    alone.pass(1_000);
+    assert_eq!((alone.replica.role(), alone.step_downs), (RoleName::Leader, 0));
+    assert!(alone.replica.rest(none_is_away));
+    alone.step(Event::Wake);
+    assert!(!alone.replica.is_resting());
+    // What is not committed is not rested upon.
+    alone.replica.propose(b"unsaid").unwrap();
+    assert!(!alone.replica.rest(none_is_away));
+}

@@ -1,0 +1,96 @@
+//! A member of a host, whatever its state machine is.
+
+use std::sync::mpsc::Sender;
+
+use beeline_fabric::WorkCompletion;
+use beeline_paxos::NodeId;
+
+use crate::handle::Handle;
+use crate::machine::StateMachine;
+use crate::node::{Node, NodeError};
+use crate::server::Ended;
+use crate::shared::Beat;
+
+/// What a thread does with each of its members.
+pub(super) trait Turns {
+    fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError>;
+    fn is_stopping(&self) -> bool;
+    fn due_ns(&self, now_ns: u64) -> Option<u64>;
+    fn give(&mut self, completion: WorkCompletion);
+    fn has_queue_pair(&self, qp_num: u32) -> bool;
+    fn relies_on(&self) -> Option<(Beat, NodeId)>;
+    fn read_beat(&mut self, peer: NodeId) -> bool;
+    fn beats(&mut self) -> Vec<(NodeId, Option<u64>)>;
+    fn silent(&mut self, peer: NodeId, now_ns: u64) -> Result<(), NodeError>;
+}
+
+impl<S: StateMachine> Turns for Node<S> {
+    fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError> {
+        Node::turn(self, now_ns)
+    }
+
+    fn is_stopping(&self) -> bool {
+        Node::is_stopping(self)
+    }
+
+    fn due_ns(&self, now_ns: u64) -> Option<u64> {
+        Node::due_ns(self, now_ns)
+    }
+
+    fn give(&mut self, completion: WorkCompletion) {
+        Node::give(self, completion);
+    }
+
+    fn has_queue_pair(&self, qp_num: u32) -> bool {
+        Node::has_queue_pair(self, qp_num)
+    }
+
+    fn relies_on(&self) -> Option<(Beat, NodeId)> {
+        Node::relies_on(self)
+    }
+
+    fn read_beat(&mut self, peer: NodeId) -> bool {
+        Node::read_beat(self, peer)
+    }
+
+    fn beats(&mut self) -> Vec<(NodeId, Option<u64>)> {
+        Node::beats(self)
+    }
+
+    fn silent(&mut self, peer: NodeId, now_ns: u64) -> Result<(), NodeError> {
+        Node::silent(self, peer, now_ns)
+    }
+}
+
+/// A member on its thread.
+pub(super) struct Resident {
+    pub(super) node: Box<dyn Turns>,
+    /// When it is to be turned next; `None`: it rests.
+    pub(super) due_ns: Option<u64>,
+    /// It stands in the list of those to be turned now.
+    pub(super) is_ready: bool,
+    /// The thread of another host that it relies on while it rests.
+    pub(super) relies_on: Option<u64>,
+    tells: Sender<Result<(), NodeError>>,
+    /// Dropped behind the node.
+    _ended: Ended,
+}
+
+impl Resident {
+    pub(super) fn new<S: StateMachine + 'static>(
+        node: Node<S>,
+        handle: Handle,
+        tells: Sender<Result<(), NodeError>>,
+    ) -> Self {
+        let (node, due_ns, is_ready, relies_on) = (Box::new(node), Some(0), false, None);
+        Self { node, due_ns, is_ready, relies_on, tells, _ended: Ended(handle) }
+    }
+
+    /// Ends the member, and tells how.
+    pub(super) fn end(self, how: Result<(), NodeError>) {
+        let Self { node, tells, _ended: ended, .. } = self;
+        drop((node, ended));
+        // Unless the host forgot about it.
+        let _ = tells.send(how);
+    }
+}

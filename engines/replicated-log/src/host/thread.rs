@@ -1,0 +1,320 @@
+//! One thread of a host: turns members that have something to do, and sleeps otherwise.
+//!
+//! A member is turned when it has requests, completions, or its time has come; one that rests has no
+//! time. While some rest, the thread beats and looks at other threads' beats twice a heartbeat.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{Device, FabricError, WorkCompletion};
+use beeline_os::poller::{Interest, Poller};
+use beeline_paxos::{NodeId, Options};
+
+use super::Counts;
+use super::resident::Resident;
+use super::watch::Watch;
+use crate::handle::Bell;
+use crate::node::{NodeError, Seat};
+use crate::shared::Shared;
+
+/// How long it looks for more before it sleeps.
+const SPIN_NS: u64 = 20_000;
+const COMPLETIONS: usize = 64;
+
+/// Opens a member in its seat; `None`: it could not be, and its opener knows why.
+pub(super) type Opening = Box<dyn FnOnce(Seat) -> Option<Resident> + Send>;
+
+/// What a thread is asked for.
+pub(super) enum Task {
+    Open(Opening),
+    Stop,
+}
+
+/// What a thread needs.
+pub(super) struct Setup {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) options: Options,
+    pub(super) rest: Duration,
+    pub(super) bell: Bell,
+    pub(super) counts: Arc<Counts>,
+    pub(super) tasks: Receiver<Task>,
+}
+
+pub(super) struct Worker {
+    shared: Shared,
+    bell: Bell,
+    rest_ns: u64,
+    counts: Arc<Counts>,
+    tasks: Receiver<Task>,
+    poller: Poller,
+    start: Instant,
+    members: HashMap<u64, Resident>,
+    next_name: u64,
+    /// Those to be turned now.
+    ready: Vec<u64>,
+    /// When members are due; one that has another time by now is passed over.
+    due: BinaryHeap<Reverse<(u64, u64)>>,
+    watch: Watch,
+    resting: u64,
+    beats: u64,
+    beat_ns: u64,
+    interval_ns: u64,
+    stopping: bool,
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Worker {
+    pub(super) fn new(setup: Setup) -> Result<Self, NodeError> {
+        let Setup { device, options, rest, bell, counts, tasks } = setup;
+        let drawn = getrandom::u64();
+        let host =
+            drawn.map_err(|error| NodeError::System(std::io::Error::other(error.to_string())))?;
+        let shared = Shared::open(device, host.max(1))?;
+        let poller = Poller::new(4).map_err(NodeError::System)?;
+        poller
+            .add(shared.queue.event_descriptor(), 0, Interest::READ)
+            .map_err(NodeError::System)?;
+        poller.add(bell.waker.as_ref(), 1, Interest::READ).map_err(NodeError::System)?;
+        let interval_ns = ns(options.heartbeat) / 2;
+        Ok(Self {
+            shared,
+            bell,
+            rest_ns: ns(rest),
+            counts,
+            tasks,
+            poller,
+            start: Instant::now(),
+            members: HashMap::new(),
+            next_name: 0,
+            ready: Vec::new(),
+            due: BinaryHeap::new(),
+            watch: Watch::new(interval_ns, ns(options.patience)),
+            resting: 0,
+            beats: 0,
+            beat_ns: 0,
+            interval_ns,
+            stopping: false,
+        })
+    }
+
+    fn now_ns(&self) -> u64 {
+        ns(self.start.elapsed())
+    }
+
+    pub(super) fn run(mut self) {
+        if let Err(error) = self.go_on() {
+            tracing::error!(%error, "a thread of the host has stopped, and its members with it");
+            let reason = error.to_string();
+            for (_, resident) in self.members.drain() {
+                resident.end(Err(NodeError::System(std::io::Error::other(reason.clone()))));
+            }
+        }
+        for (_, resident) in self.members.drain() {
+            resident.end(Ok(()));
+        }
+    }
+
+    fn go_on(&mut self) -> Result<(), NodeError> {
+        let mut busy_ns = self.now_ns();
+        while !self.stopping {
+            let now_ns = self.now_ns();
+            if self.turn(now_ns)? {
+                busy_ns = self.now_ns();
+                continue;
+            }
+            if self.now_ns().saturating_sub(busy_ns) < SPIN_NS {
+                std::thread::yield_now();
+                continue;
+            }
+            self.sleep()?;
+        }
+        Ok(())
+    }
+
+    /// What came before arming makes no event.
+    fn sleep(&mut self) -> Result<(), NodeError> {
+        self.bell.asleep.store(true, Ordering::SeqCst);
+        self.shared.queue.arm()?;
+        let now_ns = self.now_ns();
+        if !self.turn(now_ns)? && self.bell.line.is_empty() {
+            let wait = self.next_ns().map(|next_ns| next_ns.saturating_sub(self.now_ns()));
+            self.poller.wait(wait.map(Duration::from_nanos)).map_err(NodeError::System)?;
+            self.counts.wakeups.fetch_add(1, Ordering::Relaxed);
+        }
+        if !self.bell.asleep.swap(false, Ordering::SeqCst) {
+            self.bell.waker.clear();
+        }
+        Ok(self.shared.queue.acknowledge()?)
+    }
+
+    /// When something is due next, if nothing happens before.
+    fn next_ns(&mut self) -> Option<u64> {
+        while let Some(Reverse((due_ns, name))) = self.due.peek() {
+            if self.members.get(name).is_some_and(|member| member.due_ns == Some(*due_ns)) {
+                break;
+            }
+            self.due.pop();
+        }
+        let due_ns = self.due.peek().map(|Reverse((due_ns, _))| *due_ns);
+        let beat_ns = (self.resting > 0).then_some(self.beat_ns);
+        due_ns.into_iter().chain(beat_ns).min()
+    }
+
+    /// One turn of everything that has something to do. True if there was something.
+    fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError> {
+        let mut busy = self.obey(now_ns);
+        busy |= self.take_completions()?;
+        for name in self.bell.line.take() {
+            self.make_ready(name);
+        }
+        while let Some(Reverse((due_ns, name))) = self.due.peek().copied()
+            && due_ns <= now_ns
+        {
+            self.due.pop();
+            if self.members.get(&name).is_some_and(|member| member.due_ns == Some(due_ns)) {
+                self.make_ready(name);
+            }
+        }
+        if self.resting > 0 && now_ns >= self.beat_ns {
+            self.beat(now_ns);
+        }
+        for name in std::mem::take(&mut self.ready) {
+            busy |= self.turn_one(name, now_ns);
+        }
+        Ok(busy)
+    }
+
+    fn obey(&mut self, now_ns: u64) -> bool {
+        let mut busy = false;
+        while let Ok(task) = self.tasks.try_recv() {
+            busy = true;
+            match task {
+                Task::Stop => self.stopping = true,
+                Task::Open(open) => {
+                    let name = self.next_name;
+                    self.next_name += 1;
+                    let (shared, bell) = (self.shared.clone(), self.bell.clone());
+                    let rest_ns = self.rest_ns;
+                    if let Some(resident) = open(Seat { shared, bell, name, rest_ns }) {
+                        self.members.insert(name, resident);
+                        self.counts.members.store(self.members.len() as u64, Ordering::Relaxed);
+                        self.schedule(name, Some(now_ns));
+                    }
+                }
+            }
+        }
+        busy
+    }
+
+    fn take_completions(&mut self) -> Result<bool, FabricError> {
+        let mut completions = [WorkCompletion::EMPTY; COMPLETIONS];
+        let count = self.shared.queue.poll(&mut completions)?;
+        for completion in &completions[..count] {
+            // Else of a queue pair that is gone.
+            if let Some(owner) = self.shared.owner(completion.qp_num)
+                && let Some(resident) = self.members.get_mut(&owner)
+            {
+                resident.node.give(*completion);
+                self.make_ready(owner);
+            }
+        }
+        Ok(count > 0)
+    }
+
+    fn make_ready(&mut self, name: u64) {
+        if let Some(resident) = self.members.get_mut(&name)
+            && !std::mem::replace(&mut resident.is_ready, true)
+        {
+            self.ready.push(name);
+        }
+    }
+
+    fn turn_one(&mut self, name: u64, now_ns: u64) -> bool {
+        let Some(resident) = self.members.get_mut(&name) else { return false };
+        resident.is_ready = false;
+        self.counts.turns.fetch_add(1, Ordering::Relaxed);
+        let turned = resident.node.turn(now_ns);
+        let busy = match turned {
+            Ok(busy) => busy,
+            Err(error) => {
+                tracing::error!(%error, "a member of the host has stopped");
+                self.end(name, Err(error));
+                return true;
+            }
+        };
+        if resident.node.is_stopping() {
+            self.end(name, Ok(()));
+            return true;
+        }
+        for (peer, beats) in resident.node.beats() {
+            if let (Some((beat, leader)), Some(beats)) = (resident.node.relies_on(), beats)
+                && leader == peer
+            {
+                self.watch.heard(beat.host, beats, now_ns);
+            }
+        }
+        let due_ns = resident.node.due_ns(now_ns);
+        let relies_on = resident.node.relies_on().map(|(beat, leader)| (beat.host, leader));
+        let before = std::mem::replace(&mut resident.relies_on, relies_on.map(|(host, _)| host));
+        if before.is_some() || relies_on.is_some() {
+            self.watch.rely(name, before, relies_on, now_ns);
+        }
+        self.schedule(name, due_ns);
+        if busy {
+            self.make_ready(name);
+        }
+        busy
+    }
+
+    /// Notes when a member is due, and how many rest.
+    fn schedule(&mut self, name: u64, due_ns: Option<u64>) {
+        let Some(resident) = self.members.get_mut(&name) else { return };
+        let before = std::mem::replace(&mut resident.due_ns, due_ns);
+        self.resting -= u64::from(before.is_none());
+        self.resting += u64::from(due_ns.is_none());
+        self.counts.resting.store(self.resting, Ordering::Relaxed);
+        if let Some(due_ns) = due_ns {
+            self.due.push(Reverse((due_ns, name)));
+        }
+    }
+
+    fn end(&mut self, name: u64, how: Result<(), NodeError>) {
+        let Some(resident) = self.members.remove(&name) else { return };
+        self.resting -= u64::from(resident.due_ns.is_none());
+        self.watch.rely(name, resident.relies_on, None, 0);
+        self.counts.members.store(self.members.len() as u64, Ordering::Relaxed);
+        self.counts.resting.store(self.resting, Ordering::Relaxed);
+        resident.end(how);
+    }
+
+    /// Beats, and looks at other threads' beats.
+    fn beat(&mut self, now_ns: u64) {
+        self.beats += 1;
+        self.shared.store_beat(self.beats);
+        self.beat_ns = now_ns + self.interval_ns;
+        let members = &mut self.members;
+        let read = |name: u64, peer: NodeId| {
+            members.get_mut(&name).is_some_and(|resident| resident.node.read_beat(peer))
+        };
+        let (silent, threads) = self.watch.look(now_ns, read);
+        self.counts.silences.fetch_add(threads, Ordering::Relaxed);
+        for (name, leader) in silent {
+            let Some(resident) = self.members.get_mut(&name) else { continue };
+            match resident.node.silent(leader, now_ns) {
+                Ok(()) => self.make_ready(name),
+                Err(error) => self.end(name, Err(error)),
+            }
+        }
+        let members = &self.members;
+        self.shared.sweep(|name, qp_num| {
+            members.get(&name).is_some_and(|resident| resident.node.has_queue_pair(qp_num))
+        });
+    }
+}

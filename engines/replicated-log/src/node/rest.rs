@@ -1,0 +1,131 @@
+//! Resting on a thread that members share: when a leader does, what wakes it, and what it needs meanwhile.
+//!
+//! A leader that was asked for nothing for a while, and has no errand, rests; its followers see that and
+//! rest as well ([`beeline_paxos::Replica::rest`]). From then on the thread turns neither for the time. It
+//! does for requests, messages, and connections that break; and it watches over the thread that the
+//! leader runs on ([`crate::host`]).
+
+use beeline_fabric::WorkCompletion;
+use beeline_paxos::{Event, NodeId, RoleName};
+
+use super::{Node, NodeError};
+use crate::error::LogError;
+use crate::machine::StateMachine;
+use crate::shared::Beat;
+
+/// A member that is not connected for so long, while nothing else happens, is not waited for.
+const AWAY_NS: u64 = 5_000_000_000;
+
+impl<S: StateMachine> Node<S> {
+    /// A replica that rests is told the time before anything else. True if it rests.
+    pub(super) fn tell_the_time(&mut self, now_ns: u64) -> Result<bool, NodeError> {
+        let rests = self.member.replica().is_resting();
+        if rests {
+            self.member.tell_the_time(now_ns)?;
+        }
+        Ok(rests)
+    }
+
+    /// A peer is connected anew.
+    pub(super) fn wake(&mut self, now_ns: u64) -> Result<(), LogError> {
+        self.active_ns = now_ns;
+        let mut upward = std::mem::take(&mut self.upward);
+        let woken = self.member.event(Event::Wake, &mut upward);
+        self.upward = upward;
+        woken
+    }
+
+    /// For a member that rested before this turn: a connection that broke wakes it, and once it is awake
+    /// that counts as activity. True if it woke.
+    pub(super) fn look_at_connections(&mut self, now_ns: u64) -> Result<bool, NodeError> {
+        let replica = self.member.replica();
+        if replica.is_resting() {
+            let leads = replica.role() == RoleName::Leader;
+            let needs = |id: &NodeId| leads || replica.leader() == Some(*id);
+            let mut needed = self.connected.iter().filter(|id| needs(id));
+            if needed.all(|id| self.member.is_connected(*id)) {
+                return Ok(false);
+            }
+            self.wake(now_ns)?;
+        }
+        self.active_ns = now_ns;
+        Ok(true)
+    }
+
+    /// Rests, if there is nothing to do.
+    pub(super) fn try_to_rest(&mut self, now_ns: u64) {
+        let Some(seat) = &self.seat else { return };
+        let quiet_ns = now_ns.saturating_sub(self.active_ns);
+        let (member, replica) = (&self.member, self.member.replica());
+        let own = replica.id();
+        self.connected.clear();
+        let others = replica.configuration().members().iter().filter(|id| **id != own);
+        self.connected.extend(others.clone().filter(|id| member.is_connected(**id)));
+        let all = self.connected.len() == others.clone().count();
+        let watched = self.connected.iter().all(|id| member.beat_of(*id).is_some());
+        if replica.role() == RoleName::Leader
+            && quiet_ns >= seat.rest_ns.max(if all { 0 } else { AWAY_NS })
+            && watched
+            && !self.has_errands()
+            && self.member.rest()
+        {
+            tracing::debug!(id = %own, "nothing to do: the log rests");
+        }
+    }
+
+    fn has_errands(&self) -> bool {
+        !self.queue.is_empty()
+            || !self.batched.is_empty()
+            || !self.pending.is_empty()
+            || !self.reads.is_empty()
+            || !self.forwarded.is_empty()
+            || !self.changes.is_empty()
+            || !self.transfers.is_empty()
+            || self.writing.is_some()
+            || self.snapshot_due
+            || !self.snapshot_waiters.is_empty()
+            || !self.wanting.is_empty()
+            || self.held.is_some()
+            || self.member.has_errands()
+    }
+
+    /// When it is to be turned next, if nothing happens before; `None`: it rests.
+    pub(crate) fn due_ns(&self, now_ns: u64) -> Option<u64> {
+        let rests = self.member.replica().is_resting() && !self.has_errands();
+        (!rests).then(|| now_ns.saturating_add(self.idle_ns(now_ns)))
+    }
+
+    /// Where it follows a leader that rests: the thread that one runs on, and that leader.
+    pub(crate) fn relies_on(&self) -> Option<(Beat, NodeId)> {
+        let replica = self.member.replica();
+        let leader = replica.leader().filter(|leader| *leader != replica.id());
+        let leader = leader.filter(|_| replica.is_resting())?;
+        Some((self.member.beat_of(leader)?, leader))
+    }
+
+    /// The thread that `peer` runs on showed no sign of life.
+    pub(crate) fn silent(&mut self, peer: NodeId, now_ns: u64) -> Result<(), NodeError> {
+        self.tell_the_time(now_ns)?;
+        self.active_ns = now_ns;
+        let mut upward = std::mem::take(&mut self.upward);
+        let told = self.member.event(Event::Silent { peer }, &mut upward);
+        self.upward = upward;
+        Ok(told?)
+    }
+
+    pub(crate) fn give(&mut self, completion: WorkCompletion) {
+        self.member.give(completion);
+    }
+
+    pub(crate) fn has_queue_pair(&self, qp_num: u32) -> bool {
+        self.member.has_queue_pair(qp_num)
+    }
+
+    pub(crate) fn read_beat(&mut self, peer: NodeId) -> bool {
+        self.member.read_beat(peer)
+    }
+
+    pub(crate) fn beats(&mut self) -> Vec<(NodeId, Option<u64>)> {
+        self.member.beats().collect()
+    }
+}
