@@ -173,13 +173,16 @@ pub(crate) enum LoginError {
     Refused(ClientError),
 }
 
-/// Logs in; `call` carries a command's bytes, and its reply's back.
+/// Carries a command's bytes to the store, and its reply's back.
+pub(crate) type Call<'a> = &'a mut dyn FnMut(&[u8]) -> Result<Vec<u8>, RequestError>;
+
+/// Logs in by commands over `call`.
 ///
 /// Errors: [`LoginError`].
 pub(crate) fn log_in(
     login: &Login,
     known: &mut Option<Salted>,
-    call: &mut dyn FnMut(&[u8]) -> Result<Vec<u8>, RequestError>,
+    call: Call<'_>,
 ) -> Result<(), LoginError> {
     let strange = || {
         let reason =

@@ -184,6 +184,7 @@ impl Link {
             receive_depth: RECEIVES as u32,
             receiver_not_ready_timeout: Duration::from_secs(10),
             transport_timeout: Duration::from_secs(10),
+            ..QueuePairOptions::default()
         };
         let pair = domain.create_queue_pair(queue, queue, None, options)?;
         let name = u64::from(generation & 0x7fff) << 48 | (index as u64) << 32;

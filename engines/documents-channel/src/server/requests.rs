@@ -199,7 +199,7 @@ impl ChannelServer {
         let inside = offset.checked_add(length).is_some_and(|end| end <= bytes);
         let other = channel.assembly.as_ref().is_some_and(|known| known.index != message.index);
         let have = channel.assembled();
-        let longest = handler.longest_body(channel.id).min(self.options.longest_body);
+        let longest = handler.longest_body(id).min(self.options.longest_body);
         if other || !inside || have as u64 + length > longest as u64 {
             return Err(Broken);
         }

@@ -105,6 +105,7 @@ impl Member {
             receive_depth: depth,
             receiver_not_ready_timeout: patience,
             transport_timeout: patience,
+            ..QueuePairOptions::default()
         };
         let qp = self.create_queue_pair(options)?;
         Ok((qp, region))
