@@ -22,6 +22,7 @@ mod check_rows;
 mod check_streams;
 mod counted;
 mod embedded;
+mod ended;
 pub mod entry;
 mod error;
 mod expiries;

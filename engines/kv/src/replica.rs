@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_wire::checksum::crc32c_append;
 
-use crate::rows::{Ended, agreed_from, agreed_key};
+use crate::ended::Ended;
+use crate::rows::{agreed_from, agreed_key};
 use crate::shard::{PutOptions, Shard};
 use crate::snapshot::{SnapshotReport, check_snapshot, read_file};
 use crate::store::Store;

@@ -10,12 +10,14 @@ const PREFIX: &str = "BEELINE_";
 
 /// Variables with the prefix that another part of the program, or a test, reads. One that ends in
 /// an underscore stands for all that begin with it.
-const ELSEWHERE: [&str; 24] = [
+const ELSEWHERE: [&str; 27] = [
     // The command itself, whatever it does.
     "CONFIG",
     "LOG",
     // Commands that ask a node.
     "CONNECT",
+    "DOCUMENTS_PASSWORD",
+    "DOCUMENTS_USER",
     // `beeline run` and the library in the programs it starts.
     "SOCKETS_",
     // Suites and tools of the source tree, which start nodes.
@@ -26,6 +28,7 @@ const ELSEWHERE: [&str; 24] = [
     "EMBED_PRELOAD",
     "FAULTS",
     "FUZZ_SECONDS",
+    "GROUPS",
     "LAB_",
     "LOG_DURABILITY",
     "LOUD",

@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use beeline_pmem::Persister;
 
+use crate::ended::Ended;
 use crate::entry::{self, EXPIRES, HEADER_BYTES, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::feed::{EventKind, Waiting};
@@ -28,7 +29,6 @@ use crate::foreseen::{Foreseen, Placed};
 use crate::index::{Location, Slot, SlotId};
 use crate::known_row::KnownRow;
 use crate::random::Xorshift;
-use crate::rows::Ended;
 use crate::segments::SegmentCache;
 use crate::spaces::Spaces;
 use crate::stats::{self, ShardCounters, ShardStats};
