@@ -69,8 +69,7 @@ impl Client {
         Ok(buffer)
     }
 
-    /// As [`Client::create`], for an object that comes from another node, with metadata that is written
-    /// like the data: right behind it.
+    /// As [`Client::create`], with metadata that is written like the data: right behind it.
     pub(crate) fn create_bare(
         &self,
         id: ObjectId,
@@ -86,7 +85,7 @@ impl Client {
         };
         let location = self.done(&request)?.location;
         let mapped = self.shared.segment(location.segment)?;
-        Buffer::new(self.clone(), id, location, mapped).map(Buffer::expected)
+        Buffer::new(self.clone(), id, location, mapped)
     }
 
     /// Makes the object immutable and visible, and keeps no reference.

@@ -18,7 +18,7 @@ const MOST_THREADS: usize = 4;
 const CHUNK: usize = 2 << 20;
 
 /// Processors this process may use, as of the first long copy: asking reads several files.
-pub(super) fn processors() -> usize {
+fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }

@@ -6,19 +6,16 @@ use std::sync::Arc;
 use beeline_wire::checksum::{crc32c, crc32c_append};
 
 use super::Client;
-use super::copying::{copy_long, processors};
+use super::copying::copy_long;
 use super::memory::Mapped;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
-use crate::link::Copying;
 use crate::wire::Location;
 
 /// Bytes that take about as long to copy as a thread to wake up.
 const LAST_PART: usize = 128 << 10;
 /// Most bytes of a copy that the store stays awake for.
 const SHORT: usize = 2 << 20;
-/// Processors from which on one is free for the store while threads of two nodes move an object.
-const SPARE: usize = 4;
 
 /// A reference in the store, given back on drop.
 #[derive(Debug)]
@@ -178,8 +175,6 @@ pub struct Buffer {
     start: NonNull<u8>,
     location: Location,
     _mapped: Arc<Mapped>,
-    /// The store is told that bytes come in, and stays awake for the seal.
-    _coming: Option<Copying>,
 }
 
 // SAFETY: the pointer leads into a mapping that the value keeps; writing takes `&mut self`.
@@ -199,15 +194,7 @@ impl Buffer {
         let length = location.size.checked_add(location.metadata_size);
         let start = length.and_then(|length| mapped.writable(location.offset, length));
         let Some(start) = start else { return Err(outside) };
-        Ok(Self { reference, start, location, _mapped: mapped, _coming: None })
-    }
-
-    /// Says that the object comes in from another node and is sealed right behind: the store stays awake
-    /// for it, where that takes no core from the threads that bring the bytes.
-    pub(super) fn expected(self) -> Self {
-        let awake = self.location.size <= SHORT as u64 && processors() >= SPARE;
-        let coming = awake.then(|| self.reference.client.shared.copying());
-        Self { _coming: coming, ..self }
+        Ok(Self { reference, start, location, _mapped: mapped })
     }
 
     /// Which object.
