@@ -57,6 +57,26 @@ pub(super) fn a_number_is_used_again_after_its_create_timed_out() {
 }
 
 #[test]
+fn an_object_is_sealed_by_its_creator_alone_and_once() {
+    let mut rig = Rig::new(1 << 20, 0);
+    rig.core.join(1);
+    rig.core.join(2);
+    let create = Request { size: 100, timeout_us: 1, ..Request::new(Operation::Create, id(1)) };
+    let handle = rig.ask(1, create).location.handle;
+    let seal = Request { size: handle, ..Request::new(Operation::Seal, id(1)) };
+    // Its number and its handle are no secret.
+    assert_eq!(rig.ask(2, seal).status, Status::NotYours);
+    assert_eq!(rig.ask(1, Request { id: id(2), ..seal }).status, Status::NotYours);
+    let get = Request::new(Operation::Get, id(1));
+    assert_eq!(rig.ask(2, get).status, Status::TimedOut, "it was served unsealed");
+    assert_eq!(rig.ask(1, seal).status, Status::Done);
+    assert_eq!(rig.ask(2, get).status, Status::Done);
+    assert_eq!(rig.ask(1, seal).status, Status::NotYours, "it was sealed twice");
+    assert_eq!(rig.core.counters.seals, 1);
+    assert_eq!(rig.complaint, None);
+}
+
+#[test]
 fn creates_that_time_out_leave_nothing_behind() {
     let mut rig = Rig::new(1 << 20, 0);
     rig.core.join(1);
