@@ -4,7 +4,7 @@
 //! no other member has, which run of the machine this is, and threads for what may take long. A
 //! simulation gives all four from its seed.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::io;
 use std::path::Path;
@@ -117,10 +117,12 @@ impl State {
     }
 }
 
-/// A bounded number of threads, made when they are needed, for many members: jobs beyond wait.
+/// A bounded number of threads for each kind of job, made when they are needed, for many members: jobs
+/// beyond wait. Kinds are told apart by name, so dialling hosts that do not answer keeps no snapshot from
+/// being written.
 pub struct FewThreads {
     most: usize,
-    state: Arc<State>,
+    kinds: Mutex<HashMap<String, Arc<State>>>,
 }
 
 impl Debug for FewThreads {
@@ -130,20 +132,26 @@ impl Debug for FewThreads {
 }
 
 impl FewThreads {
-    /// Of `most` threads, at least one.
+    /// Of `most` threads for each kind, at least one.
     #[must_use]
     pub fn new(most: usize) -> Self {
-        Self { most: most.max(1), state: Arc::default() }
+        Self { most: most.max(1), kinds: Mutex::default() }
+    }
+
+    fn state_of(&self, name: &str) -> Arc<State> {
+        let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(kinds.entry(name.to_owned()).or_default())
     }
 }
 
 impl Jobs for FewThreads {
     fn run(&self, name: &str, job: Job) -> io::Result<()> {
-        let mut waiting = self.state.lock();
+        let state = self.state_of(name);
+        let mut waiting = state.lock();
         if waiting.idle <= waiting.jobs.len() && waiting.threads < self.most {
-            let state = Arc::clone(&self.state);
+            let shared = Arc::clone(&state);
             let work = move || {
-                while let Some(job) = state.next() {
+                while let Some(job) = shared.next() {
                     // One that panics takes neither the thread nor the place of it along.
                     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 }
@@ -158,7 +166,7 @@ impl Jobs for FewThreads {
         }
         waiting.jobs.push_back(job);
         drop(waiting);
-        self.state.came.notify_one();
+        state.came.notify_one();
         Ok(())
     }
 }
@@ -171,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_threads_do_every_job_and_outlives_one_that_panics() {
+    fn few_threads_do_every_job_and_outlive_one_that_panics() {
         let few = FewThreads::new(3);
         let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let (sender, done) = channel();
@@ -187,6 +195,15 @@ mod tests {
             };
             few.run("job", Box::new(job)).unwrap();
         }
+        // Another kind waits for none of them.
+        let one = FewThreads::new(1);
+        let (gate, waits) = channel::<()>();
+        let (other, ran) = channel();
+        let wait = move || assert!(waits.recv().is_err(), "only ended");
+        one.run("stuck", Box::new(wait)).unwrap();
+        one.run("free", Box::new(move || other.send(()).unwrap_or_default())).unwrap();
+        ran.recv().unwrap();
+        drop(gate);
         drop(sender);
         let mut numbers: Vec<_> = done.iter().collect();
         numbers.sort_unstable();

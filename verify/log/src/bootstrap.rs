@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use beeline_fabric::ConnectInfo;
-use beeline_fabric_open::{Dialler, Incoming, OpenError, Service};
-use beeline_replicated_log::{Handle, Transport, TransportError};
+use beeline_fabric_open::{Dialler, Incoming, OpenError, Reply, Service};
+use beeline_replicated_log::{Entrance, Handle, Transport, TransportError};
 
 /// The service's name.
 pub const SERVICE: &str = "log";
@@ -63,17 +63,29 @@ impl Transport for ToMembers {
 /// What the bootstrap service offers for a member: it gives what arrives to the log.
 #[must_use]
 pub fn service(handle: Handle) -> Service {
-    let incoming = move |incoming: Incoming| {
+    offering(move |incoming| {
         let Incoming { peer, payload, reply, .. } = incoming;
-        handle.accept(peer, payload, move |answer| match answer {
-            Ok((info, hello)) => reply.accept(&info, hello),
-            Err(reason) => reply.refuse(reason),
-        });
-    };
-    Service {
-        name: SERVICE.to_owned(),
-        shards: 1,
-        payload: Vec::new(),
-        incoming: Box::new(incoming),
+        handle.accept(peer, payload, move |answer| tell(answer, reply));
+    })
+}
+
+/// What it offers for all members of a host.
+#[must_use]
+pub fn host_service(entrance: Entrance) -> Service {
+    offering(move |incoming| {
+        let Incoming { peer, payload, reply, .. } = incoming;
+        entrance.accept(peer, payload, move |answer| tell(answer, reply));
+    })
+}
+
+fn tell(answer: Result<(ConnectInfo, Vec<u8>), String>, reply: Reply) {
+    match answer {
+        Ok((info, hello)) => reply.accept(&info, hello),
+        Err(reason) => reply.refuse(reason),
     }
+}
+
+fn offering(incoming: impl Fn(Incoming) + Send + 'static) -> Service {
+    let (name, shards, payload) = (SERVICE.to_owned(), 1, Vec::new());
+    Service { name, shards, payload, incoming: Box::new(incoming) }
 }

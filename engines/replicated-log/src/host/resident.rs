@@ -67,6 +67,8 @@ pub(super) struct Resident {
     pub(super) node: Box<dyn Turns>,
     /// When it is to be turned next; `None`: it rests.
     pub(super) due_ns: Option<u64>,
+    /// The time of its entry among those that are due; no later than `due_ns`.
+    pub(super) listed_ns: Option<u64>,
     /// It stands in the list of those to be turned now.
     pub(super) is_ready: bool,
     /// The thread of another host that it relies on while it rests.
@@ -82,8 +84,9 @@ impl Resident {
         handle: Handle,
         tells: Sender<Result<(), NodeError>>,
     ) -> Self {
-        let (node, due_ns, is_ready, relies_on) = (Box::new(node), Some(0), false, None);
-        Self { node, due_ns, is_ready, relies_on, tells, _ended: Ended(handle) }
+        let (node, due_ns, listed_ns) = (Box::new(node), Some(0), None);
+        let (is_ready, relies_on) = (false, None);
+        Self { node, due_ns, listed_ns, is_ready, relies_on, tells, _ended: Ended(handle) }
     }
 
     /// Ends the member, and tells how.

@@ -56,7 +56,7 @@ pub(super) struct Worker {
     next_name: u64,
     /// Those to be turned now.
     ready: Vec<u64>,
-    /// When members are due; one that has another time by now is passed over.
+    /// When members are due, each once: one that is due later by now is listed anew.
     due: BinaryHeap<Reverse<(u64, u64)>>,
     watch: Watch,
     resting: u64,
@@ -156,15 +156,39 @@ impl Worker {
 
     /// When something is due next, if nothing happens before.
     fn next_ns(&mut self) -> Option<u64> {
-        while let Some(Reverse((due_ns, name))) = self.due.peek() {
-            if self.members.get(name).is_some_and(|member| member.due_ns == Some(*due_ns)) {
-                break;
+        let due_ns = loop {
+            let Some(Reverse((listed_ns, name))) = self.due.peek().copied() else { break None };
+            let resident = self.members.get(&name);
+            let is_due = resident.is_some_and(|member| {
+                member.listed_ns == Some(listed_ns) && member.due_ns == Some(listed_ns)
+            });
+            if is_due {
+                break Some(listed_ns);
             }
             self.due.pop();
-        }
-        let due_ns = self.due.peek().map(|Reverse((due_ns, _))| *due_ns);
+            self.list_anew(name, listed_ns);
+        };
         let beat_ns = (self.resting > 0).then_some(self.beat_ns);
         due_ns.into_iter().chain(beat_ns).min()
+    }
+
+    /// An entry of a member was taken from those that are due: it may be due later by now.
+    fn list_anew(&mut self, name: u64, listed_ns: u64) {
+        let Some(resident) = self.members.get_mut(&name) else { return };
+        if resident.listed_ns == Some(listed_ns) {
+            resident.listed_ns = None;
+            self.list(name);
+        }
+    }
+
+    /// Sees to it that a member stands among those that are due, once and no later than it is.
+    fn list(&mut self, name: u64) {
+        let Some(resident) = self.members.get_mut(&name) else { return };
+        let Some(due_ns) = resident.due_ns else { return };
+        if resident.listed_ns.is_none_or(|listed_ns| due_ns < listed_ns) {
+            resident.listed_ns = Some(due_ns);
+            self.due.push(Reverse((due_ns, name)));
+        }
     }
 
     /// One turn of everything that has something to do. True if there was something.
@@ -174,12 +198,20 @@ impl Worker {
         for name in self.bell.line.take() {
             self.make_ready(name);
         }
-        while let Some(Reverse((due_ns, name))) = self.due.peek().copied()
-            && due_ns <= now_ns
+        while let Some(Reverse((listed_ns, name))) = self.due.peek().copied()
+            && listed_ns <= now_ns
         {
             self.due.pop();
-            if self.members.get(&name).is_some_and(|member| member.due_ns == Some(due_ns)) {
+            let resident = self.members.get_mut(&name);
+            let Some(resident) = resident.filter(|member| member.listed_ns == Some(listed_ns))
+            else {
+                continue;
+            };
+            resident.listed_ns = None;
+            if resident.due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
                 self.make_ready(name);
+            } else {
+                self.list(name);
             }
         }
         if self.resting > 0 && now_ns >= self.beat_ns {
@@ -280,15 +312,13 @@ impl Worker {
         self.resting -= u64::from(before.is_none());
         self.resting += u64::from(due_ns.is_none());
         self.counts.resting.store(self.resting, Ordering::Relaxed);
-        if let Some(due_ns) = due_ns {
-            self.due.push(Reverse((due_ns, name)));
-        }
+        self.list(name);
     }
 
     fn end(&mut self, name: u64, how: Result<(), NodeError>) {
         let Some(resident) = self.members.remove(&name) else { return };
         self.resting -= u64::from(resident.due_ns.is_none());
-        self.watch.rely(name, resident.relies_on, None, 0);
+        self.watch.rely(name, resident.relies_on, None, self.beat_ns);
         self.counts.members.store(self.members.len() as u64, Ordering::Relaxed);
         self.counts.resting.store(self.resting, Ordering::Relaxed);
         resident.end(how);

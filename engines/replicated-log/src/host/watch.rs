@@ -9,6 +9,8 @@ use std::collections::HashMap;
 
 use beeline_paxos::NodeId;
 
+/// A thread that no member relied on for so many looks is forgotten.
+const ABSENT: u64 = 4;
 /// Connections that are tried for one look.
 const TRIES: usize = 8;
 
@@ -17,7 +19,12 @@ struct Watched {
     /// The members that rely on it, and the leader of each.
     members: HashMap<u64, NodeId>,
     beats: Option<u64>,
+    /// When it was seen to move.
     progress_ns: u64,
+    /// When the last member left, if there is none.
+    left_ns: u64,
+    /// It stood still for too long, and has not moved since.
+    silent: bool,
 }
 
 /// See the module's documentation.
@@ -47,14 +54,19 @@ impl Watch {
             && let Some(watched) = self.threads.get_mut(&before)
         {
             watched.members.remove(&member);
-            if watched.members.is_empty() {
-                self.threads.remove(&before);
-            }
+            watched.left_ns = now_ns;
         }
         if let Some((host, leader)) = now {
-            let (members, beats) = (HashMap::new(), None);
-            let watched = Watched { members, beats, progress_ns: now_ns };
-            self.threads.entry(host).or_insert(watched).members.insert(member, leader);
+            let (members, beats, progress_ns) = (HashMap::new(), None, now_ns);
+            let new = Watched { members, beats, progress_ns, left_ns: now_ns, silent: false };
+            let watched = self.threads.entry(host).or_insert(new);
+            // A member that wakes for a moment, as for another's campaign, takes no patience back: it would
+            // never be at its end where such moments come again and again.
+            let absent_ns = now_ns.saturating_sub(watched.left_ns);
+            if watched.members.is_empty() && absent_ns > ABSENT * self.interval_ns {
+                (watched.silent, watched.beats, watched.progress_ns) = (false, None, now_ns);
+            }
+            watched.members.insert(member, leader);
         }
     }
 
@@ -63,7 +75,7 @@ impl Watch {
         if let Some(watched) = self.threads.get_mut(&host)
             && watched.beats.replace(beats) != Some(beats)
         {
-            watched.progress_ns = now_ns;
+            (watched.progress_ns, watched.silent) = (now_ns, false);
         }
     }
 
@@ -82,14 +94,17 @@ impl Watch {
         for watched in self.threads.values_mut() {
             watched.progress_ns = watched.progress_ns.saturating_add(paused_ns);
             if now_ns.saturating_sub(watched.progress_ns) > self.patience_ns {
+                threads += u64::from(!std::mem::replace(&mut watched.silent, true));
+                // Members that come to rely on it while it stands still are told at the next look.
                 silent.extend(watched.members.iter().map(|(member, leader)| (*member, *leader)));
-                threads += 1;
-                // The members go on by themselves; those that come back to rely on it are new.
-                (watched.progress_ns, watched.beats) = (now_ns, None);
             }
             let mut members = watched.members.iter().take(TRIES);
             let _ = members.any(|(member, leader)| read(*member, *leader));
         }
+        self.threads.retain(|_, watched| {
+            let absent_ns = now_ns.saturating_sub(watched.left_ns);
+            !watched.members.is_empty() || absent_ns <= ABSENT * self.interval_ns
+        });
         (silent, threads)
     }
 }
@@ -122,10 +137,36 @@ mod tests {
         told.sort_by_key(|(member, _)| *member);
         told.dedup();
         assert_eq!(told.len(), 100);
+        // One that was awake at that moment is told at once, while the beat stands still.
         for member in 0..100 {
             watch.rely(member, Some(7), None, now_ns);
         }
+        watch.heard(7, 10, now_ns);
+        watch.rely(100, None, Some((7, LEADER)), now_ns);
+        now_ns += 50 * MS;
+        assert_eq!(watch.look(now_ns, |_, _| true), (vec![(100, LEADER)], 0));
+        watch.heard(7, 11, now_ns);
+        now_ns += 50 * MS;
+        assert_eq!(watch.look(now_ns, |_, _| true), (Vec::new(), 0), "it is back");
+        watch.rely(100, Some(7), None, now_ns);
+        now_ns += 250 * MS;
+        watch.look(now_ns, |_, _| true);
         assert!(watch.threads.is_empty());
+    }
+
+    #[test]
+    fn members_that_wake_for_a_moment_again_and_again_hear_of_a_silence_all_the_same() {
+        let mut watch = Watch::new(50 * MS, 300 * MS);
+        let (mut now_ns, mut told) = (MS, 0);
+        for _ in 0..20 {
+            now_ns += 10 * MS;
+            watch.rely(1, None, Some((7, LEADER)), now_ns);
+            watch.heard(7, 1, now_ns);
+            now_ns += 40 * MS;
+            told += watch.look(now_ns, |_, _| true).0.len();
+            watch.rely(1, Some(7), None, now_ns);
+        }
+        assert!(told > 5, "{told}");
     }
 
     #[test]

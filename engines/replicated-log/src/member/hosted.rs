@@ -119,9 +119,14 @@ impl Member {
 
     /// Whether something is under way that needs looking at now and then, though the protocol rests.
     pub(crate) fn has_errands(&self) -> bool {
-        let asks = |link: &Link| link.asking.is_some() || link.outgoing.is_some();
+        let now_ns = self.ticked_ns.unwrap_or_default();
+        // What is on its way to or from a peer that is gone is none.
+        let sends = |link: &Link| {
+            link.outgoing.is_some() && link.control.as_ref().is_some_and(Control::is_ready)
+        };
+        let asks = |link: &Link| link.asking.is_some() || sends(link);
         self.fence_due
-            || self.incoming.is_some()
+            || self.incoming.as_ref().is_some_and(|incoming| incoming.is_alive(now_ns))
             || self.received.is_some()
             || !self.given.is_empty()
             || self.links.iter().any(asks)

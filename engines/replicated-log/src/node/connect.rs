@@ -1,6 +1,7 @@
 //! Connections to the other members: dialling, and being dialled.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use beeline_fabric::{ConnectInfo, RemoteKey, Role};
 use beeline_paxos::{Change, NodeId};
@@ -14,6 +15,10 @@ use crate::home::HomeError;
 use crate::machine::StateMachine;
 use crate::member::Endpoint;
 use crate::peers::{Dial, Outcome, Peers};
+use crate::transport::TransportError;
+
+/// A dial that waited for so long for a thread is not made.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl<S: StateMachine> Node<S> {
     pub(super) fn hello(&self, to: NodeId, attempt: u64, status: u64) -> Vec<u8> {
@@ -159,12 +164,21 @@ impl<S: StateMachine> Node<S> {
             };
             let hello = self.hello(peer, attempt, endpoint.status.0);
             let (transport, mailbox) = (Arc::clone(&self.transport), self.mailbox.clone());
+            let asked = Instant::now();
             let dialling = move || {
-                let outcome = transport.exchange(&address, &endpoint.info, &hello);
+                // Where dials wait for each other, those that are given up by now must not be made.
+                let outcome = if asked.elapsed() < PATIENCE {
+                    transport.exchange(&address, &endpoint.info, &hello)
+                } else {
+                    let reason = "too many others were dialled before".to_owned();
+                    Err(TransportError::Unreachable { address, reason })
+                };
                 // The node may have ended meanwhile.
                 mailbox.send(Request::Dialled { peer, attempt, outcome });
             };
-            if let Err(error) = self.jobs.run("log-dial", Box::new(dialling)) {
+            // By peer: one that does not answer holds up no other.
+            let name = format!("log-dial-{}", peer.0);
+            if let Err(error) = self.jobs.run(&name, Box::new(dialling)) {
                 self.peers.failed(peer, now_ns, error.to_string());
             }
         }

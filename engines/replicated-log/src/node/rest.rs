@@ -35,21 +35,33 @@ impl<S: StateMachine> Node<S> {
         woken
     }
 
-    /// For a member that rested before this turn: a connection that broke wakes it, and once it is awake
-    /// that counts as activity. True if it woke.
+    /// For a member that rested before this turn: a connection to its leader, or of a leader, that broke
+    /// wakes it, and once it is awake that counts as activity. Any other connection that broke is made
+    /// anew before the member rests on: the next election may need it. True if it woke.
     pub(super) fn look_at_connections(&mut self, now_ns: u64) -> Result<bool, NodeError> {
-        let replica = self.member.replica();
+        let (member, replica) = (&self.member, self.member.replica());
         if replica.is_resting() {
-            let leads = replica.role() == RoleName::Leader;
-            let needs = |id: &NodeId| leads || replica.leader() == Some(*id);
-            let mut needed = self.connected.iter().filter(|id| needs(id));
-            if needed.all(|id| self.member.is_connected(*id)) {
+            let is_there = |id: &NodeId| member.is_connected(*id);
+            let follows = replica.leader().filter(|leader| *leader != replica.id());
+            let broke = !self.connected.iter().all(is_there);
+            if follows.map_or(!broke, |leader| is_there(&leader)) {
+                if broke {
+                    self.active_ns = now_ns;
+                }
                 return Ok(false);
             }
             self.wake(now_ns)?;
         }
         self.active_ns = now_ns;
         Ok(true)
+    }
+
+    /// Whether every other member is connected, or has been away for so long that it is not waited for.
+    fn has_connections(&self, now_ns: u64) -> bool {
+        let (member, replica) = (&self.member, self.member.replica());
+        let mut members = replica.configuration().members().iter().copied();
+        now_ns.saturating_sub(self.active_ns) >= AWAY_NS
+            || members.all(|id| id == replica.id() || member.is_connected(id))
     }
 
     /// Rests, if there is nothing to do.
@@ -60,11 +72,11 @@ impl<S: StateMachine> Node<S> {
         let own = replica.id();
         self.connected.clear();
         let others = replica.configuration().members().iter().filter(|id| **id != own);
-        self.connected.extend(others.clone().filter(|id| member.is_connected(**id)));
-        let all = self.connected.len() == others.clone().count();
+        self.connected.extend(others.filter(|id| member.is_connected(**id)));
         let watched = self.connected.iter().all(|id| member.beat_of(*id).is_some());
         if replica.role() == RoleName::Leader
-            && quiet_ns >= seat.rest_ns.max(if all { 0 } else { AWAY_NS })
+            && quiet_ns >= seat.rest_ns
+            && self.has_connections(now_ns)
             && watched
             && !self.has_errands()
             && self.member.rest()
@@ -91,7 +103,8 @@ impl<S: StateMachine> Node<S> {
 
     /// When it is to be turned next, if nothing happens before; `None`: it rests.
     pub(crate) fn due_ns(&self, now_ns: u64) -> Option<u64> {
-        let rests = self.member.replica().is_resting() && !self.has_errands();
+        let rests = self.member.replica().is_resting();
+        let rests = rests && !self.has_errands() && self.has_connections(now_ns);
         (!rests).then(|| now_ns.saturating_add(self.idle_ns(now_ns)))
     }
 
