@@ -396,6 +396,9 @@ impl<M: LogMemory> Replica<M> {
     }
 
     pub(super) fn tick_leader(&mut self, commands: &mut Vec<Command>) {
+        // A leader that is alone in its cluster confirms itself: a tick after the round began, in which
+        // a server that learns was asked as well. The answer tells whether its log is open still.
+        self.close_round(commands);
         let Role::Leader(leader) = &mut self.role else { return };
         let (now_ns, options) = (self.now_ns, &self.options);
         let since = |then_ns: u64| now_ns.saturating_sub(then_ns);
@@ -446,8 +449,6 @@ impl<M: LogMemory> Replica<M> {
             }
         }
         self.republish();
-        // A leader that is alone in its cluster confirms itself.
-        self.close_round(commands);
     }
 
     pub(super) fn on_following(
