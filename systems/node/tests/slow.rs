@@ -110,7 +110,12 @@ fn turns_are_timed_and_commits_where_they_wait_for_the_medium() {
         assert!(turns.count() >= 19, "{turns:?}");
         match durability {
             Durability::None => assert_eq!(commits.count(), 0, "{commits:?}"),
-            _ => assert!(commits.count() >= 20 && commits.quantile_ns(1) >= 100_000, "{commits:?}"),
+            // Twenty waited. A turn with nothing to commit counts too where the clock itself is slow.
+            _ => {
+                let others = commits.count().checked_sub(20).expect("a commit for each request");
+                let shortest = commits.quantile_ns(others * 1000 / commits.count() + 1);
+                assert!(shortest >= 100_000, "{commits:?}");
+            }
         }
         node.stop();
     }
