@@ -39,6 +39,15 @@ def eventually(question, what):
     raise AssertionError(what)
 
 
+def test_what_is_no_reference_is_refused_by_its_type(store):
+    ref = store.put(1)
+    for call in (store.get, store.contains, store.delete, store.pin, store.unpin, lambda no: store.get_many([no])):
+        for no in (str(ref), ref.id, None):
+            with pytest.raises(TypeError, match=f"ObjectRef, not by {type(no).__name__}"):
+                call(no)
+    assert store.get(ObjectRef(str(ref))) == 1
+
+
 def test_long_values_come_back_whole(store):
     # Several threads copy these.
     array = np.random.default_rng(2).integers(0, 255, (20 << 20) + 3, np.uint8)

@@ -150,7 +150,7 @@ class Store:
             return self._put_arrow(value, ref, metadata, timeout)
         if size <= SMALL and len(parts) < 2:
             # One call and one round trip.
-            self._call("put", ref.id, parts[0][1] if parts else b"", metadata, timeout)
+            self._call("put", _id(ref), parts[0][1] if parts else b"", metadata, timeout)
             return ref
         buffer = self._create(ref, size, metadata, timeout)
         try:
@@ -193,10 +193,10 @@ class Store:
         self, ref: ObjectRef, size: int, metadata: bytes, timeout: float | None
     ) -> WriteBuffer:
         try:
-            return self._native.create(ref.id, size, metadata, timeout)
+            return self._native.create(_id(ref), size, metadata, timeout)
         except Forked:
             self._after_fork()
-            return self._native.create(ref.id, size, metadata, timeout)
+            return self._native.create(_id(ref), size, metadata, timeout)
 
     def get(
         self, ref: ObjectRef, timeout: float | None = None, *, fetch: bool = True
@@ -207,7 +207,7 @@ class Store:
         nothing is waited for and other nodes are asked once; ``ObjectNotFound`` tells that no node
         has it."""
         try:
-            buffer = self._native.get(ref.id, timeout, fetch)
+            buffer = self._native.get(_id(ref), timeout, fetch)
         except Forked:
             buffer = self.get_buffer(ref, timeout, fetch=fetch)
         return _decode(buffer)
@@ -217,15 +217,15 @@ class Store:
     ) -> ReadBuffer:
         """As :meth:`get`, the bytes themselves."""
         try:
-            return self._native.get(ref.id, timeout, fetch)
+            return self._native.get(_id(ref), timeout, fetch)
         except Forked:
             self._after_fork()
-            return self._native.get(ref.id, timeout, fetch)
+            return self._native.get(_id(ref), timeout, fetch)
 
     def get_in_memory(self, ref: ObjectRef) -> Any:
         """As :meth:`get`, without any wait: raises ``TimeoutError`` where the object is not sealed, or
         has to be read back from disk."""
-        return _decode(self._call("get_in_memory", ref.id))
+        return _decode(self._call("get_in_memory", _id(ref)))
 
     def get_many(
         self, refs: Iterable[ObjectRef], timeout: float | None = None, *, fetch: bool = True
@@ -233,7 +233,7 @@ class Store:
         """The values of several references, each as :meth:`get`. Those that are here come at the price
         of one round trip for many."""
         refs = list(refs)
-        here = self._call("get_here", [ref.id for ref in refs])
+        here = self._call("get_here", [_id(ref) for ref in refs])
         return [
             self.get(ref, timeout, fetch=fetch) if buffer is None else _decode(buffer)
             for ref, buffer in zip(refs, here)
@@ -263,18 +263,18 @@ class Store:
 
     def contains(self, ref: ObjectRef) -> bool:
         """Whether the object is in this store, sealed."""
-        return self._call("contains", ref.id)
+        return self._call("contains", _id(ref))
 
     def __contains__(self, ref: ObjectRef) -> bool:
         return self.contains(ref)
 
     def delete(self, ref: ObjectRef) -> None:
         """Removes the object; memory that is still in use stays until released."""
-        self._call("delete", ref.id)
+        self._call("delete", _id(ref))
 
     def subscribe(self, ref: ObjectRef) -> None:
         """Asks to be told by :meth:`next_sealed`, once, when the object is sealed here."""
-        self._call("subscribe", ref.id)
+        self._call("subscribe", _id(ref))
 
     def next_sealed(self, timeout: float | None = None) -> ObjectRef | None:
         """The next of the objects subscribed to, or ``None`` after ``timeout`` seconds."""
@@ -293,18 +293,18 @@ class Store:
 
         Raises ``ConnectionError`` naming each that did not come."""
         refs = list(refs)
-        outcomes = self._call("fetch", [ref.id for ref in refs], timeout, source)
+        outcomes = self._call("fetch", [_id(ref) for ref in refs], timeout, source)
         failed = [text for text in outcomes if text is not None]
         if failed:
             raise ConnectionError("; ".join(failed))
 
     def pin(self, ref: ObjectRef) -> None:
         """Keeps the object in memory until :meth:`unpin`."""
-        self._call("pin", ref.id)
+        self._call("pin", _id(ref))
 
     def unpin(self, ref: ObjectRef) -> None:
         """Ends :meth:`pin`."""
-        self._call("unpin", ref.id)
+        self._call("unpin", _id(ref))
 
     def list(self) -> list[dict[str, Any]]:
         """Every object: its ``ref``, ``size``, ``sealed``, ``spilled``, ``references`` and so on."""
@@ -397,6 +397,13 @@ async def _on_thread(
     except asyncio.CancelledError:
         cancelled.set()
         raise
+
+
+def _id(ref: ObjectRef) -> bytes:
+    """The id of what is to be an ObjectRef."""
+    if isinstance(ref, ObjectRef):
+        return ref.id
+    raise TypeError(f"objects are named by ObjectRef, not by {type(ref).__name__}; ObjectRef(id) makes one")
 
 
 def _reconnect(path: str, checksums: bool) -> Store:
