@@ -25,7 +25,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use crate::counted::Counted;
 use crate::fault::{self, KnownBug};
-use crate::index::Slot;
 use crate::options::Eviction;
 use crate::ordered::Ordered;
 use crate::row_ends::ROW_ENDS;
@@ -268,9 +267,7 @@ impl Shard {
     /// Keys and values of the system's namespace in this shard.
     fn system_entries(&mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
         let Some(index) = self.spaces.get(SYSTEM_NAMESPACE) else { return Vec::new() };
-        let live = |slot: &&Slot| !slot.location.is_absent();
-        let slots: Vec<Slot> =
-            (0..index.pages()).flat_map(|page| index.page(page).filter(live).copied()).collect();
+        let slots = index.live_slots();
         let mut entries = Vec::with_capacity(slots.len());
         for slot in slots {
             let state = self.cache.get(&self.store.table, slot.location.segment());

@@ -487,6 +487,12 @@ impl Index {
         self.pages[number].slots.iter().filter(|slot| slot.location.0 != 0)
     }
 
+    /// A copy of all slots that hold an entry, page after page.
+    pub fn live_slots(&self) -> Vec<Slot> {
+        let live = |slot: &&Slot| !slot.location.is_absent();
+        (0..self.pages()).flat_map(|page| self.page(page).filter(live).copied()).collect()
+    }
+
     /// Some slot near a random place that `accept` takes, by looking at up to `tries` slots.
     pub fn sample(
         &self,

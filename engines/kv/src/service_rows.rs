@@ -361,9 +361,7 @@ impl Shard {
             }
         }
         let Some(index) = self.spaces.get(ROW_TIMES) else { return };
-        let live = |slot: &&Slot| !slot.location.is_absent();
-        let slots: Vec<Slot> =
-            (0..index.pages()).flat_map(|page| index.page(page).filter(live).copied()).collect();
+        let slots = index.live_slots();
         let mut key = Vec::new();
         for slot in slots {
             let state = self.cache.get(&self.store.table, slot.location.segment());

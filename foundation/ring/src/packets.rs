@@ -21,8 +21,8 @@
 //! - `tail` is written by the producer only and `head` by the consumer only; both count up and wrap; `tail - head` is at
 //!   most the length;
 //! - a receiver takes a number out of the queue first and gives the block back then. Between both it may stand still for
-//!   as long as its processor runs something else: a packet that was taken has no free block yet. Who grants packets by
-//!   what was consumed counts what was given back ([`Packets::returned`]), and not what was taken.
+//!   as long as its processor runs something else: a packet that was taken has no free block yet. A sender
+//!   of credits counts what was given back ([`Packets::returned`]), and not what was taken.
 
 pub mod beside;
 

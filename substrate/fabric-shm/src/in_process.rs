@@ -70,7 +70,7 @@ type Place = ([u8; 16], u32);
 struct LocalEnd {
     link: Arc<Link>,
     device: Weak<DeviceShared>,
-    /// Who it wants, and in which role, once its owner called connect.
+    /// The end that it wants, and in which role, once its owner called connect.
     wants: Option<(Box<PeerInfo>, Role)>,
     connected: bool,
 }

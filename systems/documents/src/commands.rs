@@ -29,6 +29,8 @@ mod explain;
 pub mod fail_points;
 mod identity;
 pub mod insert_one;
+#[cfg(test)]
+mod plainly;
 pub mod point;
 mod read;
 mod server;

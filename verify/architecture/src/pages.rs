@@ -168,7 +168,7 @@ const VAGUE_ACTORS: [&str; 9] = [
     "whomever",
 ];
 
-/// Lines of the documents whose actor is nobody in particular. Words between backticks are code.
+/// Lines of the documents that name no actor. Words between backticks are code.
 #[must_use]
 pub fn vague_actors(documents: &[SourceFile]) -> Vec<String> {
     let mut problems = Vec::new();

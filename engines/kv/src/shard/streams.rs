@@ -6,7 +6,6 @@ use crate::append::StreamEntry;
 use crate::entry::{APPENDED, HEADER_BYTES, STREAM_KEY_BYTES, slot_bytes_for};
 use crate::fault::{self, KnownBug};
 use crate::feed::EventKind;
-use crate::index::Slot;
 use crate::shard::batch::Move;
 use crate::shard::log::{Appended, Chain, Draft};
 use crate::shard::{Shard, read_header, read_key};
@@ -291,9 +290,7 @@ impl Shard {
     /// The head of every stream.
     fn heads_of(&mut self, namespace: u32) -> Vec<Head> {
         let Some(index) = self.spaces.get(namespace) else { return Vec::new() };
-        let live = |slot: &&Slot| !slot.location.is_absent();
-        let slots: Vec<Slot> =
-            (0..index.pages()).flat_map(|page| index.page(page).filter(live).copied()).collect();
+        let slots = index.live_slots();
         let (mut heads, mut key) = (Vec::with_capacity(slots.len()), Vec::new());
         for slot in slots {
             let state = self.cache.get(&self.store.table, slot.location.segment());

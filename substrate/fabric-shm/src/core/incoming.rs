@@ -164,7 +164,7 @@ fn take_in(
             left => left - 1,
         };
         // Behind a group there is nothing yet, mostly; looking there would cost its sender a
-        // line and us a wait. The next look will. Who armed the queue relies on this one.
+        // line and us a wait. The next look will. A caller that armed the queue relies on this one.
         if count == out.len() || (group == 0 && !core.receive_queue.is_armed()) {
             return (count, End::Enough);
         }

@@ -143,27 +143,8 @@ mod tests {
 
     use super::*;
     use crate::EngineOptions;
-    use crate::commands::{Context, Identity, Request, run};
+    use crate::commands::plainly::{EXTRA, run_plainly};
     use crate::store::Memory;
-
-    /// A field beside those of a reply.
-    const EXTRA: &[u8] = b"\x10extra\0\x07\0\0\0";
-
-    fn run_plainly(engine: &Arc<Engine>, body: Document) -> Vec<u8> {
-        let identity =
-            Identity { address: "test".to_owned(), most_connections: 1, replica_set: None };
-        let mut context = Context {
-            engine,
-            session: &mut Session::default(),
-            identity: &identity,
-            database: String::new(),
-            request: Request { body, ..Request::default() },
-            may_wait: false,
-        };
-        let mut out = Vec::new();
-        run(&mut context).write(EXTRA, &mut out);
-        out
-    }
 
     fn engine() -> Arc<Engine> {
         let engine = Engine::open(Arc::new(Memory::default()), &EngineOptions::default()).unwrap();

@@ -129,35 +129,16 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use beeline_documents_query::error::Result;
+    use bson::doc;
     use bson::oid::ObjectId;
-    use bson::{Document, doc};
 
     use super::*;
     use crate::EngineOptions;
-    use crate::commands::{Context, Identity, Request, run};
+    use crate::commands::plainly::{EXTRA, run_plainly};
     use crate::replica::agreed::Agreed;
     use crate::replica::store::ReplicaStore;
     use crate::replica::{Replica, ReplicaOptions, State};
     use crate::store::{Backing, Memory, Store};
-
-    /// A field beside those of a reply.
-    const EXTRA: &[u8] = b"\x10extra\0\x07\0\0\0";
-
-    fn run_plainly(engine: &Arc<Engine>, body: Document) -> Vec<u8> {
-        let identity =
-            Identity { address: "test".to_owned(), most_connections: 1, replica_set: None };
-        let mut context = Context {
-            engine,
-            session: &mut Session::default(),
-            identity: &identity,
-            database: String::new(),
-            request: Request { body, ..Request::default() },
-            may_wait: false,
-        };
-        let mut out = Vec::new();
-        run(&mut context).write(EXTRA, &mut out);
-        out
-    }
 
     #[test]
     fn a_lookup_answers_what_the_command_answers_and_declines_everything_else() {

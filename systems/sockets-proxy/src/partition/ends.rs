@@ -1,7 +1,7 @@
 //! How connections of a partition end: finishes and resets towards the other host, and what becomes of one that is
 //! broken off at this one.
 //!
-//! Invariant: whoever breaks a connection off names the [`Cause`], which the log has at debug.
+//! Invariant: code that breaks a connection off names the [`Cause`], which the log has at debug.
 
 use std::sync::atomic::Ordering;
 
