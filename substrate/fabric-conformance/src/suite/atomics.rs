@@ -115,6 +115,7 @@ pub(crate) fn atomics_under_contention_of_threads_are_exact(context: &Context<'_
             let (to_client, from_server) = mpsc::channel::<ConnectInfo>();
             let (to_server, from_client) = mpsc::channel::<ConnectInfo>();
             let (finish, finished) = mpsc::channel::<()>();
+            let (serve, serving) = mpsc::channel::<()>();
             let far = far.clone();
             let server = scope.spawn(move || -> ItemResult {
                 let mut b = far.endpoint(EndpointOptions::default())?;
@@ -122,6 +123,7 @@ pub(crate) fn atomics_under_contention_of_threads_are_exact(context: &Context<'_
                 let info = from_client.recv().map_err(|_| Stop::failed("the client gave up"))?;
                 b.qp.connect(&info, Role::Passive)?;
                 b.qp.wait_connected(BOUND)?;
+                let _ = serve.send(());
                 // One-sided: this thread does nothing for the client.
                 let _ = finished.recv();
                 Ok(())
@@ -136,7 +138,11 @@ pub(crate) fn atomics_under_contention_of_threads_are_exact(context: &Context<'_
                 let info = from_server.recv().map_err(|_| Stop::failed("the server gave up"))?;
                 a.qp.connect(&info, Role::Active)?;
                 a.qp.wait_connected(BOUND)?;
-                hammer(&context, &mut a, &local, remote, rounds)
+                let hammered = hammer(&context, &mut a, &local, remote, rounds);
+                // The server may not have seen the connection yet: had the client left by then, the
+                // server's wait would end with a peer that is gone.
+                let _ = serving.recv();
+                hammered
             });
             working.push(server);
             working.push(client);
