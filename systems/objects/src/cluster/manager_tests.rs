@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use beeline_fabric::Device;
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_os::MemoryObject;
+use rustix::net::sockopt;
 
+use super::socket::Wire;
 use super::{Agreed, ClusterOptions, Dial, Finding, Manager, Move};
 use crate::client::Client;
 use crate::error::ObjectsError;
@@ -206,5 +208,42 @@ fn a_puller_that_was_given_up_cannot_end_its_transfer_with_bytes_of_another_obje
     let ended = read.and_then(|()| stream.write_all(&fin.encode()));
     let right = came.iter().all(|byte| *byte == 7);
     assert!(ended.is_err() || right, "a transfer ends with bytes of another object");
+    drop((manager, store));
+}
+
+#[test]
+fn an_object_whose_sender_gave_the_transfer_up_behind_its_bytes_is_not_sealed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manager, _) = node(folder.path());
+    let client = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let rounds = 50_u8;
+    let sender = std::thread::spawn(move || {
+        for _ in 0..rounds {
+            let mut stream = listener.accept().unwrap().0;
+            let mut asked = [0; 80];
+            stream.read_exact(&mut asked).unwrap();
+            let asked = Header::decode(&asked).unwrap();
+            let words = [1000, 0, Header::checksum_word(None), 0, 0, 0];
+            let data = Header::new(Kind::Data, asked.number, asked.id, words);
+            let mut message = data.encode().to_vec();
+            message.extend([7; 1000]);
+            stream.write_all(&message).unwrap();
+            // The puller finds its connection reset behind bytes that are all there.
+            sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+        }
+    });
+    let mut given_up = 0;
+    for round in 0..rounds {
+        let id = ObjectId([round; 20]);
+        let mut wire = Wire::dial(&address, PATIENCE, PATIENCE).unwrap();
+        let pulled = wire.pull(&client, id, 1 << 20, PATIENCE);
+        // A puller that was quick may have had all of it before the reset.
+        assert_eq!(client.contains(id).unwrap(), pulled.is_ok(), "{pulled:?}");
+        given_up += u32::from(pulled.is_err());
+    }
+    sender.join().unwrap();
+    assert!(given_up > 0, "no puller in {rounds} rounds saw that its sender had gone");
     drop((manager, store));
 }
