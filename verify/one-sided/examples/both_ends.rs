@@ -1,6 +1,6 @@
 //! Processor time of one request at either end, without the other's: client and server take turns
 //! on one thread, so that no cache line crosses and nobody waits.
-//! `cargo run --release -p beeline-verify-one-sided --example work [REQUESTS [boom | rdma-kv [DEPTH
+//! `cargo run --release -p beeline-verify-one-sided --example both_ends [REQUESTS [boom | rdma-kv [DEPTH
 //! [get | put]]]]`.
 #![allow(
     clippy::unwrap_used,
