@@ -14,6 +14,11 @@
 //! once and is short goes in whole or not at all, and is seen whole: both halves of a cut one are
 //! there before the first one's header is.
 //!
+//! A sender may be killed behind any store. It stores, in this order, where its tail is going (`bound`), the
+//! header, the tail. So where `bound` is the tail, no header that the receiver may have seen stands at the tail;
+//! where it is not, the next sender looks. Both words lie in a line that only senders of this end write: looking
+//! at the header with each message would fetch the line that the receiver polls, a second time for each message.
+//!
 //! Invariants:
 //! - positions only grow; `tail - consumed <= length - 8`, so the zero header always has a place;
 //! - each side goes by its own positions only. The consumer copies a header, checks it, then uses
@@ -210,6 +215,7 @@ impl<'a> Producer<'a> {
         // SAFETY: `8 + second` is less than the ring's length, of which `length` is a part.
         unsafe { self.ring.write(HEADER_BYTES, rest, second) };
         self.ring.header(behind).store(u64::from(DATA) << 32 | second as u64, Ordering::Relaxed);
+        self.own.bound.store(next, Ordering::Relaxed);
         let header = if first == 0 {
             u64::from(FILLER) << 32
         } else {
@@ -217,7 +223,8 @@ impl<'a> Producer<'a> {
             unsafe { self.ring.write(place + HEADER_BYTES, bytes, first) };
             u64::from(DATA) << 32 | first as u64
         };
-        // Release with the consumer's Acquire in `next_message`: everything above is there.
+        // Release with the consumer's Acquire in `next_message`: everything above is there, and `bound` for the
+        // next sender.
         self.ring.header(tail).store(header, Ordering::Release);
         self.own.tail.store(next, Ordering::Release);
     }
@@ -245,7 +252,9 @@ impl<'a> Producer<'a> {
                 return Err(Corrupt);
             }
         }
+        // In any order: a header of zero stands there, so looking once more does no harm.
         self.own.tail.store(behind, Ordering::Release);
+        self.own.bound.store(behind, Ordering::Relaxed);
         Ok(behind)
     }
 
@@ -261,7 +270,7 @@ impl<'a> Producer<'a> {
     pub unsafe fn push(&self, bytes: *const u8, length: usize) -> Result<usize, Corrupt> {
         let mut sent = 0;
         let mut tail = self.own.tail.load(Ordering::Relaxed);
-        if self.ring.header(tail).load(Ordering::Relaxed) != 0 {
+        if self.own.bound.load(Ordering::Relaxed) != tail {
             tail = self.pass_by_published(tail)?;
         }
         if length <= self.longest_whole() && length > 0 {
@@ -292,6 +301,7 @@ impl<'a> Producer<'a> {
             if to_end == HEADER_BYTES {
                 let next = tail.wrapping_add(HEADER_BYTES as u64);
                 self.ring.header(next).store(0, Ordering::Relaxed);
+                self.own.bound.store(next, Ordering::Relaxed);
                 // Release with the consumer's Acquire in `next_message`.
                 self.ring.header(tail).store(u64::from(FILLER) << 32, Ordering::Release);
                 tail = next;
@@ -307,8 +317,9 @@ impl<'a> Producer<'a> {
             let next = tail.wrapping_add((HEADER_BYTES + padded(part)) as u64);
             self.ring.header(next).store(0, Ordering::Relaxed);
             let header = u64::from(DATA) << 32 | part as u64;
+            self.own.bound.store(next, Ordering::Relaxed);
             // Release with the consumer's Acquire in `next_message`: payload and the zero header
-            // behind it are there before the header is.
+            // behind it are there before the header is, and so is `bound` for the next sender.
             self.ring.header(tail).store(header, Ordering::Release);
             tail = next;
             sent += part;

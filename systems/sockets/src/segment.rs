@@ -23,7 +23,7 @@ use crate::ring::{Consumer, Producer, Ring};
 
 /// Version of the memory. A program maps no segment of another one, and [looks for its
 /// monitor](crate::control::name) under a name that has it.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 /// First word of a segment: "BLSOCK" and the version.
 pub const MAGIC: u64 = u64::from_le_bytes([b'B', b'L', b'S', b'O', b'C', b'K', 0, VERSION]);
 /// Bytes of the ring in each direction, unless the monitor is told otherwise.
@@ -160,6 +160,9 @@ pub struct Sending {
     pub tail: AtomicU64,
     /// The other end's credits as last read.
     pub credits_seen: AtomicU64,
+    /// Where `tail` is going: another position than it only while a message is being published, or where a thread
+    /// was killed meanwhile. A relay, whom no sender follows, leaves it as it is.
+    pub bound: AtomicU64,
 }
 
 /// The receiving half of an end. Touched by that end only.

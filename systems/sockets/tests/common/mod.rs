@@ -4,6 +4,7 @@
 
 pub mod races;
 pub mod returns;
+pub mod steps;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
