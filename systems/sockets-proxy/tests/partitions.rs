@@ -257,6 +257,34 @@ proptest! {
     }
 }
 
+/// Sizes about those of a packet and of a full queue, and one of 64 MiB, read in pieces of all lengths.
+#[test]
+fn a_write_of_any_size_is_sliced_and_merged() {
+    const PAYLOAD: usize = SLOT - 8;
+    let mut world = World::new(None);
+    let [writer, reader] = world.connect(100, 0);
+    let largest = if cfg!(miri) { 1 << 14 } else { 64 << 20 };
+    let mut piece = 1;
+    for size in
+        [1, 2, PAYLOAD - 1, PAYLOAD, PAYLOAD + 1, BLOCKS * PAYLOAD + 1, (1 << 20) + 3, largest]
+    {
+        let bytes: Vec<u8> = (size..2 * size).map(byte).collect();
+        let (mut sent, mut read) = (0, 0);
+        while read < size {
+            if sent < size {
+                sent += writer.send(&bytes[sent..]).unwrap_or(0);
+            }
+            world.settle();
+            while let Ok(part) = reader.receive(piece) {
+                assert_eq!(part, bytes[read..read + part.len()], "{size} bytes, at {read}");
+                read += part.len();
+                piece = piece % 5000 * 7 % 5003 + 1;
+            }
+        }
+        assert_eq!((sent, read), (size, size));
+    }
+}
+
 #[test]
 fn a_receiver_that_stands_still_stops_no_other_and_goes_on_by_itself() {
     let mut world = World::new(None);

@@ -4,6 +4,25 @@
 //! A program that fills blocks itself, and reads them where they lie, leaves two of the four copies
 //! of a message: block to window at the sender's host, window to block at the receiver's. Bytes sent
 //! so and by [`Connection::send`] are one stream; so are those received.
+//!
+//! A server's step, with the connection that [`crate::lane::find`] has of its descriptor:
+//!
+//! ```
+//! use std::os::fd::RawFd;
+//!
+//! use beeline_sockets::kernel::Errno;
+//! use beeline_sockets::packets::Connection;
+//!
+//! /// Sends the first packet back in capitals; false when none came, or no block is free to answer it.
+//! fn answer(fd: RawFd, connection: &Connection) -> Result<bool, Errno> {
+//!     let Some(packet) = connection.arrived(fd)? else { return Ok(false) };
+//!     let Some(mut room) = connection.room(fd)? else { return Ok(false) };
+//!     let length = room.write(0, &packet.bytes().to_ascii_uppercase());
+//!     room.send(fd, length)?;
+//!     packet.release(fd)?;
+//!     Ok(true)
+//! }
+//! ```
 
 use std::os::fd::RawFd;
 
