@@ -280,7 +280,7 @@ fn start_node(options: &Options) -> Result<Guest, LabError> {
     let mut node = Guest::boot(options)?;
     let serve = "target/debug/beeline serve --data /mnt/dax/node --durability power --shards 1 \
                  --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off \
-                 --http-address off --documents-address off";
+                 --http-address off --documents-address off --without direct";
     let words: Vec<String> = serve.split_whitespace().map(str::to_owned).collect();
     let window = options.window.is_some() || options.bell.is_some();
     let window = if window { " --fabric-window \"$LAB_WINDOW\"" } else { "" };
