@@ -30,7 +30,7 @@ fn config(path: &Path, side: Side) -> NtbConfig {
 
 fn on_part(inbound: std::path::PathBuf, side: Side, portion: Portion) -> NtbConfig {
     let port = Port::Fixed(FixedWindow { inbound, outbound: None, side, portion });
-    NtbConfig { port, silence: Duration::from_millis(1500), ..NtbConfig::default() }
+    NtbConfig { port, ..NtbConfig::default() }
 }
 
 fn window() -> (tempfile::TempDir, std::path::PathBuf) {

@@ -372,7 +372,9 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 #[test]
 fn bad_callers_harm_nobody() {
     let config = BootstrapConfig {
-        caller_timeout: Duration::from_millis(300),
+        // Shorter than the patience of the callers here, and long for an honest one that waits for a
+        // processor.
+        caller_timeout: Duration::from_secs(3),
         max_exchanges: 8,
         ..BootstrapConfig::default()
     };

@@ -372,7 +372,8 @@ fn random_streams_harm_nobody() {
     let victim = Victim::new();
     let begun = Instant::now();
     let mut count = 0_u64;
-    while begun.elapsed() < time {
+    // Some of them on any machine: each is many turns of two threads.
+    while begun.elapsed() < time || count <= 10 {
         count += 1;
         attack(&victim, count.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         victim.poll();
@@ -380,5 +381,4 @@ fn random_streams_harm_nobody() {
     victim.serves_others();
     let line = format!("ran: {count} random streams, the victim served others after them\n");
     let _ = std::io::stderr().write_all(line.as_bytes());
-    assert!(count > 10, "only {count} attacks ran");
 }

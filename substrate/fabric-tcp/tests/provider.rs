@@ -176,7 +176,10 @@ fn every_operation_works_against_a_target_that_never_looks() {
 
 #[test]
 fn a_send_without_a_receive_waits_and_answers_overtake_it() {
-    let (mut a, mut b) = linked(QueuePairOptions::default());
+    // The receives come when this thread does, whatever keeps it.
+    let options =
+        QueuePairOptions { receiver_not_ready_timeout: BOUND, ..QueuePairOptions::default() };
+    let (mut a, mut b) = linked(options);
     let at_a = a.region(4096, all());
     let at_b = b.region(4096, all());
     // Both send first, nobody has a receive; both then write, signalled, and wait for that.
