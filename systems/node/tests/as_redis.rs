@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Client, config, eventually, keys_of_shards, start};
+use common::{Client, config, eventually, keys_of_shards, start, start_shifted};
 
 fn info(client: &mut Client, section: &str, name: &str) -> String {
     let text = client.ask(&format!("INFO {section}"));
@@ -55,15 +55,17 @@ fn a_flush_counts_for_a_watched_absent_key_only_if_the_key_was_there_meanwhile()
 
 #[test]
 fn no_key_expires_while_clients_are_paused() {
-    let node = start(2);
+    let (node, clock) = start_shifted(&config(2));
     let keys = keys_of_shards(&node, "e");
     let (mut client, mut held) = (Client::connect(&node), Client::connect(&node));
     assert_eq!(client.ask("CLIENT PAUSE 600000 WRITE"), "+OK");
     assert_eq!(client.ask("CLIENT UNPAUSE"), "+OK");
     for key in &keys {
-        assert_eq!(client.ask(&format!("SET {key} v PX 300")), "+OK");
+        assert_eq!(client.ask(&format!("SET {key} v EX 600")), "+OK");
     }
     assert_eq!(client.ask("CLIENT PAUSE 600000 WRITE"), "+OK");
+    clock.jump(Duration::from_secs(3600), true);
+    // Upkeep, which would delete them, comes ten times a second.
     std::thread::sleep(Duration::from_millis(1500));
     for key in &keys {
         // Its time is past, so it is absent to readers, and still not deleted.

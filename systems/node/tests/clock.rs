@@ -5,42 +5,17 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use beeline_env::{Clock, SystemClock};
 use beeline_node::Node;
-use common::{Client, config};
-
-/// The system's clocks, the wall clock moved.
-#[derive(Debug, Default)]
-struct Shifted(AtomicI64);
-
-impl Shifted {
-    fn jump(&self, by: Duration, forward: bool) {
-        let milliseconds = i64::try_from(by.as_millis()).unwrap();
-        self.0.fetch_add(if forward { milliseconds } else { -milliseconds }, Ordering::Relaxed);
-    }
-}
-
-impl Clock for Shifted {
-    fn monotonic_ns(&self) -> u64 {
-        SystemClock.monotonic_ns()
-    }
-
-    fn unix_ms(&self) -> u64 {
-        SystemClock.unix_ms().saturating_add_signed(self.0.load(Ordering::Relaxed))
-    }
-}
+use common::{Client, Shifted, config, start_shifted};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn start(shards: usize, idle_timeout: Option<Duration>) -> (Node, Arc<Shifted>) {
-    let clock = Arc::new(Shifted::default());
     let mut config = config(shards);
     config.redis.as_mut().unwrap().idle_timeout = idle_timeout;
-    let node = Node::start_with_clock(&config, Vec::new(), Arc::<Shifted>::clone(&clock)).unwrap();
-    (node, clock)
+    start_shifted(&config)
 }
 
 #[test]

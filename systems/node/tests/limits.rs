@@ -218,6 +218,10 @@ fn killed_clients_go_and_nobody_else() {
     clients[1].send(&format!("CLIENT KILL ID {} SKIPME no\r\nSET after 1\r\n", ids[2]));
     assert_eq!(clients[1].rest(), b":1\r\n");
     assert_eq!(clients[0].ask("GET after"), "$-1");
+    // Not shown any more once it does not count any more.
+    eventually("the one that ended itself is gone", || {
+        node.handle().stats().connected_clients == 4
+    });
     // Everyone but itself.
     assert_eq!(clients[0].ask("CLIENT KILL TYPE normal"), ":3");
     eventually("one client is left", || node.handle().stats().connected_clients == 1);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use beeline_node::Peer;
 use beeline_replicated_log::{Position, StateMachine as _};
 use beeline_replicated_service::Machine;
-use common::replicas::{CLUSTER, Cluster, LIMIT, Member, ask, cluster, on_disk};
+use common::replicas::{CLUSTER, Cluster, LIMIT, Member, ask, cluster, cluster_with, on_disk};
 use common::{Client, PATIENCE};
 
 #[test]
@@ -289,7 +289,7 @@ fn replicas_agree_although_keys_expire() {
 
 #[test]
 fn without_a_leader_reads_and_writes_fail_and_stale_reads_do_not() {
-    let (cluster, members) = cluster(2);
+    let (cluster, members) = cluster_with(2, Some(Duration::from_secs(2)));
     let mut client = members[0].client();
     ask(&mut client, "SET key value", "+OK\r\n");
     members.iter().for_each(Member::catch_up);
@@ -308,7 +308,7 @@ fn without_a_leader_reads_and_writes_fail_and_stale_reads_do_not() {
 /// At the leader's own door as at any other: one request is under way, others wait behind it.
 #[test]
 fn requests_to_a_leader_that_cannot_commit_end_within_their_time_and_say_what_is_known() {
-    let (cluster, members) = cluster(1);
+    let (cluster, members) = cluster_with(1, Some(Duration::from_secs(2)));
     let mut clients: Vec<_> = (0..4).map(|_| members[0].client()).collect();
     ask(&mut clients[0], "SET a 1", "+OK\r\n");
     cluster.state.lock().unwrap().silent = true;

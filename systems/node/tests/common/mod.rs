@@ -1,14 +1,17 @@
 //! A node in this process and clients over real sockets.
 
 #![allow(dead_code, reason = "each test file uses its part")]
-#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 
 pub mod replicas;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+use beeline_env::{Clock, SystemClock};
 use beeline_kv::Eviction;
 use beeline_node::{Node, NodeConfig, RedisDoor};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
@@ -49,6 +52,34 @@ pub fn start_with(shards: usize, change: impl FnOnce(&mut RedisDoor)) -> Node {
     let mut config = config(shards);
     change(config.redis.as_mut().unwrap());
     Node::start(&config).unwrap()
+}
+
+/// The system's clocks, the wall clock moved.
+#[derive(Debug, Default)]
+pub struct Shifted(AtomicI64);
+
+impl Shifted {
+    pub fn jump(&self, by: Duration, forward: bool) {
+        let milliseconds = i64::try_from(by.as_millis()).unwrap();
+        self.0.fetch_add(if forward { milliseconds } else { -milliseconds }, Ordering::Relaxed);
+    }
+}
+
+impl Clock for Shifted {
+    fn monotonic_ns(&self) -> u64 {
+        SystemClock.monotonic_ns()
+    }
+
+    fn unix_ms(&self) -> u64 {
+        SystemClock.unix_ms().saturating_add_signed(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// A node whose wall clock the test moves.
+pub fn start_shifted(config: &NodeConfig) -> (Node, Arc<Shifted>) {
+    let clock = Arc::new(Shifted::default());
+    let node = Node::start_with_clock(config, Vec::new(), Arc::<Shifted>::clone(&clock)).unwrap();
+    (node, clock)
 }
 
 pub struct Client {
@@ -144,6 +175,28 @@ impl Client {
         self.at = self.received.len();
         rest
     }
+}
+
+/// Turns of all loops in a quiet half second. A loop that spins makes tens of thousands.
+pub fn turns_while_quiet(node: &Node) -> u64 {
+    std::thread::sleep(Duration::from_millis(300));
+    let before = node.handle().stats().loops.turns;
+    std::thread::sleep(Duration::from_millis(500));
+    node.handle().stats().loops.turns - before
+}
+
+/// Fails unless the node comes to rest within a few looks: threads that waited for a processor may
+/// still have been at work when the first look began.
+#[track_caller]
+pub fn assert_quiet(node: &Node, state: &str) {
+    let mut turns = u64::MAX;
+    for _ in 0..6 {
+        turns = turns_while_quiet(node);
+        if turns < 100 {
+            return;
+        }
+    }
+    panic!("{turns} turns in half a second while {state}");
 }
 
 /// Waits until `done`, at most [`PATIENCE`].

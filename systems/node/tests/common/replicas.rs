@@ -53,6 +53,9 @@ pub struct State {
     pub forwarded: Vec<Forwarded>,
     /// Each of so many next proposals is agreed on, and its proposer is told that it may not be.
     pub lost: u32,
+    /// How long members that start from now on wait for the log; `None`: longer than any busy machine
+    /// keeps a thread from its processor.
+    pub request_timeout: Option<Duration>,
 }
 
 /// The log of all members.
@@ -297,10 +300,11 @@ impl Member {
         config: NodeConfig,
         prepare: impl FnOnce(&mut Machine),
     ) -> Self {
+        let timeout = cluster.state.lock().unwrap().request_timeout;
         let options = ReplicationOptions {
             cluster: CLUSTER,
             node: id,
-            request_timeout: Duration::from_secs(2),
+            request_timeout: timeout.unwrap_or(PATIENCE / 2),
             ordered_commits: false,
         };
         let node = Node::start(&NodeConfig { replication: Some(options), ..config }).unwrap();
@@ -363,7 +367,13 @@ impl Drop for Member {
 }
 
 pub fn cluster(shards: usize) -> (Arc<Cluster>, Vec<Member>) {
+    cluster_with(shards, None)
+}
+
+/// Three members that wait so long for the log.
+pub fn cluster_with(shards: usize, timeout: Option<Duration>) -> (Arc<Cluster>, Vec<Member>) {
     let cluster = Arc::new(Cluster::default());
+    cluster.state.lock().unwrap().request_timeout = timeout;
     let members = (1..=3).map(|id| Member::start(&cluster, id, config(shards))).collect();
     cluster.lead(Some(1));
     (cluster, members)
