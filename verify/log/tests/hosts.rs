@@ -148,6 +148,11 @@ impl Hosts {
         self.running().find(|host| self.handles[*host][group].status().role == RoleName::Leader)
     }
 
+    /// The host that leads a group, once there is one.
+    fn some_leader(&self, group: usize) -> usize {
+        eventually("a leader", || self.leader(group))
+    }
+
     fn append(&self, group: usize, item: u32) {
         eventually("an append", || {
             let leader = self.leader(group)?;
@@ -162,9 +167,12 @@ impl Hosts {
         });
     }
 
+    /// What a host has; what was appended again, because its answer was lost, is there once.
     fn list(&self, host: usize, group: usize) -> Vec<u32> {
         let answer = self.handles[host][group].read(vec![1], Consistency::Stale, LIMIT);
-        items(&answer.unwrap())
+        let mut list = items(&answer.unwrap());
+        list.dedup();
+        list
     }
 
     fn status(&self) -> Vec<ThreadStatus> {
@@ -204,17 +212,19 @@ fn ran_ns() -> u64 {
 
 /// Idle for two seconds: how often a thread woke, how many turns it took, and what all of them cost.
 fn idle(hosts: &Hosts) -> (u64, u64, f64) {
-    // On a loaded machine a thread may stand still for so long that others take it for dead.
+    // On a loaded machine a thread may stand still for so long that others take it for dead, or the two
+    // seconds become more of them.
     for _ in 0..20 {
         hosts.rest();
-        let (before, ran) = (hosts.status(), ran_ns());
+        let (before, ran, begun) = (hosts.status(), ran_ns(), Instant::now());
         std::thread::sleep(Duration::from_secs(2));
         let (after, ran) = (hosts.status(), ran_ns().saturating_sub(ran));
         let most = |of: fn(&ThreadStatus) -> u64| {
             before.iter().zip(&after).map(|(before, after)| of(after) - of(before)).max().unwrap()
         };
         let rests = after.iter().all(|status| status.resting == status.members);
-        if rests && most(|status| status.silences) == 0 {
+        let in_time = begun.elapsed() < Duration::from_millis(2500);
+        if in_time && rests && most(|status| status.silences) == 0 {
             let (wakeups, turns) = (most(|status| status.wakeups), most(|status| status.turns));
             return (wakeups, turns, ran as f64 / 1e6);
         }
@@ -241,7 +251,7 @@ fn rests_and_wakes(provider: Provider, groups: usize) {
     }
     hosts.rest();
     // A host is lost: what it led is led by others, and what it did not goes on.
-    let lost = hosts.leader(0).unwrap();
+    let lost = hosts.some_leader(0);
     hosts.drop(lost);
     for group in 0..groups {
         hosts.append(group, 3);
@@ -275,7 +285,7 @@ fn groups_that_rest_are_led_by_others_when_the_thread_of_their_leader_hangs() {
         hosts.append(group, 1);
     }
     hosts.rest();
-    let hung = hosts.leader(0).unwrap();
+    let hung = hosts.some_leader(0);
     let led: Vec<_> = (0..8).filter(|group| hosts.leader(*group) == Some(hung)).collect();
     hosts.handles[hung][0].query(Vec::new(), Consistency::Stale, |_| {});
     eventually("it hangs", || hosts.gate.reached.load(Ordering::SeqCst).then_some(()));
@@ -304,16 +314,21 @@ fn a_leader_that_rests_answers_reads_and_one_that_lost_its_majority_does_not() {
         hosts.append(group, 1);
     }
     hosts.rest();
-    let leader = hosts.leader(0).unwrap();
-    let ask = |hosts: &Hosts| {
+    let ask = |hosts: &Hosts, leader: usize| {
         hosts.handles[leader][0].read(vec![1], Consistency::Linearizable, Duration::from_secs(2))
     };
-    assert_eq!(ask(&hosts).map(|answer| items(&answer)), Ok(vec![1]));
+    // Members that wait for a processor may be taken for dead, and others lead.
+    let leader = eventually("an answer", || {
+        let leader = hosts.leader(0)?;
+        let answer = ask(&hosts, leader).ok()?;
+        assert_eq!(items(&answer).first(), Some(&1));
+        Some(leader)
+    });
     hosts.rest();
     for other in (0..3).filter(|host| *host != leader) {
         hosts.drop(other);
     }
-    assert!(ask(&hosts).is_err(), "no majority");
+    assert!(ask(&hosts, leader).is_err(), "no majority");
 }
 
 #[test]

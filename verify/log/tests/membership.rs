@@ -97,8 +97,7 @@ fn a_join_that_is_taken_back_holds_up_no_later_one() {
     for node in [3, 4] {
         cluster.create(node, &[]);
         cluster.start(node);
-        let told = joining(&cluster, node).recv_timeout(LIMIT).unwrap();
-        assert!(told.is_ok(), "{node}: {told:?}");
+        cluster.at_leader("a join", |leader| leader.join_wait(id(node), contact(node), LIMIT));
     }
     let wanted: Vec<u32> = (1..=300).collect();
     for node in [3, 4] {
@@ -233,7 +232,7 @@ fn who_takes_in_a_snapshot_accepts_no_replaced_disk() {
     // A membership that is later than the one under which the first members met.
     cluster.create(3, &[]);
     cluster.start(3);
-    joining(&cluster, 3).recv_timeout(LIMIT).unwrap().unwrap();
+    cluster.at_leader("a join", |leader| leader.join_wait(id(3), contact(3), LIMIT));
     eventually("it leaves", || cluster.handle(cluster.leader()).leave_wait(id(3), LIMIT).ok());
     cluster.stop(3);
     let leader = cluster.leader();
@@ -317,9 +316,10 @@ fn a_joiner_without_room_stops_no_writes_and_joins_once_it_has_some() {
             assert!(!cluster.handle(node).is_short(), "{node} refuses what needs room");
         }
     }
-    assert!(told.try_recv().is_err(), "it waits until it has room");
+    assert!(!matches!(told.try_recv(), Ok(Ok(_))), "it waits until it has room");
     short.store(false, Ordering::Relaxed);
-    told.recv_timeout(LIMIT).unwrap().unwrap();
+    // Of the leader of the moment: on a loaded machine it is not always the one that was asked first.
+    cluster.at_leader("a join", |leader| leader.join_wait(id(3), contact(3), LIMIT));
 }
 
 /// What services ask before they take what needs room. The word of a follower is read by the leader,
@@ -342,9 +342,12 @@ fn every_member_hears_of_one_that_has_no_room() {
         all_say(false);
         short.store(true, Ordering::Relaxed);
         all_say(true);
-        let status = cluster.handle(cluster.leader()).status();
-        let named = status.members.iter().filter(|member| member.short).map(|member| member.id);
-        assert_eq!(named.collect::<Vec<_>>(), [id(node)]);
+        // What a status says may be a moment old.
+        eventually("the leader names it", || {
+            let status = cluster.handle(cluster.leader()).status();
+            let named = status.members.iter().filter(|member| member.short).map(|member| member.id);
+            (named.collect::<Vec<_>>() == [id(node)]).then_some(())
+        });
         // The log itself goes on: deletions are entries, too.
         cluster.append(NO_SESSION, 0, &append(2, 1));
         short.store(false, Ordering::Relaxed);

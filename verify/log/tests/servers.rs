@@ -118,16 +118,20 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
     cluster.machine = Some(Held { gate: Some(Arc::clone(&gate)), ..Held::default() });
     cluster.start(away);
     eventually("it restores", || gate.reached.load(Ordering::Relaxed).then_some(()));
-    let term = cluster.handle(leader).status().term;
-    // Longer than any patience, and more than a ring.
-    let started = Instant::now();
     let mut items = 300;
-    while items < 450 || started.elapsed() < Duration::from_millis(800) {
-        items += 1;
-        cluster.append(NO_SESSION, 0, &append(1, items));
-    }
-    let status = cluster.handle(leader).status();
-    assert_eq!((status.role, status.term), (RoleName::Leader, term));
+    // On a loaded machine the two others suspect each other for nothing, though not each time.
+    eventually("the same leader all the while", || {
+        let leader = cluster.leader();
+        let term = cluster.handle(leader).status().term;
+        // Longer than any patience, and more than a ring.
+        let (started, until) = (Instant::now(), items + 150);
+        while items < until || started.elapsed() < Duration::from_millis(800) {
+            items += 1;
+            cluster.append(NO_SESSION, 0, &append(1, items));
+        }
+        let status = cluster.handle(leader).status();
+        ((status.role, status.term) == (RoleName::Leader, term)).then_some(())
+    });
     gate.open.store(true, Ordering::Relaxed);
     let wanted: Vec<u32> = (1..=items).collect();
     eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
@@ -138,39 +142,51 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
 #[test]
 fn a_full_log_says_why_and_goes_on_once_snapshots_can_be_written() {
     let cluster = Cluster::new(shm, 3, small());
-    let leader = cluster.leader();
     cluster.append(NO_SESSION, 0, &append(1, 1));
     cluster.broken.store(true, Ordering::Relaxed);
-    let mut items = 1;
-    let refused = loop {
-        match cluster.handle(leader).call(NO_SESSION, 0, append(1, items + 1), LIMIT) {
-            Ok(_) => items += 1,
-            Err(refusal) => break refusal,
-        }
-        assert!(items < 200, "the ring has 64 slots");
+    // Of the member that leads: on a loaded machine another one may by now, and an item whose answer
+    // was lost with its leader is appended again.
+    let ask = |item| cluster.handle(cluster.leader()).call(NO_SESSION, 0, append(1, item), LIMIT);
+    let list = |node| {
+        let mut list = cluster.list(node, 1);
+        list.dedup();
+        list
     };
+    let mut items = 1;
+    let refused = eventually("the log is full", || match ask(items + 1) {
+        Ok(_) => {
+            items += 1;
+            assert!(items < 200, "the ring has 64 slots");
+            None
+        }
+        Err(refusal @ Refusal::LogFull { .. }) => Some(refusal),
+        Err(refusal) => {
+            assert!(refusal.is_retryable(), "{refusal}");
+            None
+        }
+    });
     let said = refused.to_string();
-    assert!(matches!(refused, Refusal::LogFull { .. }), "{said}");
     assert!(said.contains("the log is full") && said.contains("no room, says the test"), "{said}");
     assert!(items >= 32, "{items}: the ring was used before");
     // At once, now that it is known.
-    let started = Instant::now();
-    let again = cluster.handle(leader).call(NO_SESSION, 0, append(1, items + 1), LIMIT);
-    assert!(matches!(again, Err(Refusal::LogFull { .. })), "{again:?}");
-    assert!(started.elapsed() < LIMIT / 2);
-    // Reads need no room.
-    assert_eq!(cluster.list(leader, 1).len(), items as usize);
+    eventually("it says so again", || {
+        let started = Instant::now();
+        let again = ask(items + 1).expect_err("there is no room");
+        assert!(again.is_retryable() && started.elapsed() < LIMIT / 2, "{again}");
+        matches!(again, Refusal::LogFull { .. }).then_some(())
+    });
+    // Reads need no room. One more is there where its answer was lost.
+    let there = list(cluster.leader()).len() - items as usize;
+    assert!(there <= 1, "{there} more than {items}");
     cluster.broken.store(false, Ordering::Relaxed);
-    eventually("it goes on", || {
-        match cluster.handle(cluster.leader()).call(NO_SESSION, 0, append(1, items + 1), LIMIT) {
-            Ok(_) => Some(()),
-            Err(Refusal::LogFull { .. }) => None,
-            Err(other) => panic!("{other}"),
-        }
+    eventually("it goes on", || match ask(items + 1) {
+        Ok(_) => Some(()),
+        Err(refusal) if refusal.is_retryable() => None,
+        Err(other) => panic!("{other}"),
     });
     let wanted: Vec<u32> = (1..=items + 1).collect();
     for node in 0..3 {
-        eventually("all of it is there", || (cluster.list(node, 1) == wanted).then_some(()));
+        eventually("all of it is there", || (list(node) == wanted).then_some(()));
     }
 }
 
@@ -304,6 +320,17 @@ fn a_cluster_founded_upon_a_machine_that_has_much_begins_behind_it() {
     eventually("the joiner has it", || (cluster.list(1, 1) == [1, 2]).then_some(()));
 }
 
+/// Appends an item by whichever of these members leads.
+fn written_by(members: &[Handle], key: u8, item: u32) -> Option<()> {
+    members.iter().find_map(|member| match member.call(NO_SESSION, 0, append(key, item), LIMIT) {
+        Ok(_) => Some(()),
+        Err(refusal) => {
+            assert!(refusal.is_retryable(), "{refusal}");
+            None
+        }
+    })
+}
+
 /// Restoring takes much longer than the ring takes to come round at the speed of the writers.
 #[test]
 fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
@@ -315,13 +342,15 @@ fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..2)
         .map(|key| {
-            let (handle, stop) = (cluster.handle(leader).clone(), Arc::clone(&stop));
+            // On a loaded machine the other one of these may lead by now.
+            let of = |node| cluster.handle(node).clone();
+            let handles: Vec<_> = (0..3).filter(|node| *node != away).map(of).collect();
+            let stop = Arc::clone(&stop);
             std::thread::spawn(move || {
                 let (mut written, mut longest) = (0_u32, Duration::ZERO);
                 while !stop.load(Ordering::Relaxed) {
                     let started = Instant::now();
-                    let command = append(key, written + 1);
-                    handle.call(NO_SESSION, 0, command, LIMIT).unwrap();
+                    eventually("an append", || written_by(&handles, key, written + 1));
                     longest = longest.max(started.elapsed());
                     written += 1;
                 }
@@ -329,7 +358,7 @@ fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
             })
         })
         .collect();
-    let status = |cluster: &Cluster| cluster.handle(leader).status();
+    let status = |cluster: &Cluster| cluster.handle(cluster.leader()).status();
     eventually("more than two rings", || (status(&cluster).committed.0 > 600).then_some(()));
     cluster.machine = Some(Held { slow: RESTORING, ..Held::default() });
     cluster.start(away);
@@ -346,12 +375,17 @@ fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
     println!(
         "{meanwhile} entries were committed meanwhile, {} snapshots sent; written, and longest wait \
          of a writer: {written:?}",
-        after.counters.snapshots_sent - before.counters.snapshots_sent
+        after.counters.snapshots_sent.saturating_sub(before.counters.snapshots_sent)
     );
     assert!(meanwhile > 50, "writers went on: {meanwhile}");
     for (key, (written, _)) in written.iter().enumerate() {
         let wanted: Vec<u32> = (1..=*written).collect();
-        let is_there = || (cluster.list(away, key as u8) == wanted).then_some(());
+        let is_there = || {
+            let mut list = cluster.list(away, key as u8);
+            // Appended again, where an answer was lost with its leader.
+            list.dedup();
+            (list == wanted).then_some(())
+        };
         eventually("all of it is there", is_there);
     }
 }
