@@ -467,7 +467,7 @@ mod tests {
             if let Some(inside) = text.split_whitespace().next() {
                 break inside.parse::<i32>().ok();
             }
-            if other.try_wait().unwrap().is_some() || begun.elapsed() > Duration::from_secs(5) {
+            if other.try_wait().unwrap().is_some() || begun.elapsed() > Duration::from_secs(20) {
                 // Not allowed here.
                 break None;
             }

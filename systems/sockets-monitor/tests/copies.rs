@@ -13,6 +13,10 @@ fn a_copy_made_before_the_connection_is_the_same_connection() {
     let name = format!("beeline-test-copies-{}", std::process::id());
     // The only test of this file: nobody reads the environment meanwhile.
     unsafe { std::env::set_var("BEELINE_SOCKETS_MONITOR", name) };
+    // The monitor here waits for a processor beside other tests: it is not given up for that.
+    unsafe { std::env::set_var("BEELINE_SOCKETS_PATIENCE_MS", "20000") };
+    unsafe { std::env::set_var("BEELINE_SOCKETS_ASK_AFTER", "0") };
+    young::begin();
     table::begin();
     let mut monitor = Monitor::begin(Settings::default()).unwrap();
     std::thread::spawn(move || monitor.run(None));

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use beeline_os::control_socket::{ControlListener, ControlSocket, Received};
 use beeline_sockets::control::{Answer, Question, Status};
-use beeline_sockets::introduce;
 use beeline_sockets::relayed::{Adopted, Request, relay_name};
+use beeline_sockets::{introduce, young};
 use beeline_sockets_monitor::{Elsewhere, Hosts, Monitor, Policy, Settings, is_here};
 
 /// An address of this host that is not a loopback one.
@@ -93,6 +93,9 @@ fn connections_to_configured_hosts_are_handed_to_the_relay_and_others_are_not() 
     let name = format!("beeline-test-elsewhere-{}", std::process::id());
     // The only test of this file: nobody reads the environment meanwhile.
     unsafe { std::env::set_var("BEELINE_SOCKETS_MONITOR", name) };
+    // The monitor here waits for a processor beside other tests: it is not given up for that.
+    unsafe { std::env::set_var("BEELINE_SOCKETS_PATIENCE_MS", "20000") };
+    young::begin();
     let Some(address) = outside() else {
         let line = b"skipped: this machine has loopback addresses only\n";
         std::io::Write::write_all(&mut std::io::stderr(), line).unwrap();

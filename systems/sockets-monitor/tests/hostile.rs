@@ -9,6 +9,7 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use beeline_sockets::control::{Answer, Question, Status};
 use beeline_sockets::introduce::{answer, ask, dial};
+use beeline_sockets::young;
 use beeline_sockets_monitor::{Monitor, Settings};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -41,6 +42,9 @@ fn forged_records_and_descriptors_are_refused_and_leave_nothing() {
     let name = format!("beeline-test-hostile-{}", std::process::id());
     // The only test of this file: nobody reads the environment meanwhile.
     unsafe { std::env::set_var("BEELINE_SOCKETS_MONITOR", name) };
+    // The monitor here waits for a processor beside other tests: it is not given up for that.
+    unsafe { std::env::set_var("BEELINE_SOCKETS_PATIENCE_MS", "20000") };
+    young::begin();
     let mut monitor = Monitor::begin(Settings::default()).unwrap();
     std::thread::spawn(move || monitor.run(None));
     let before = (status(), descriptors());

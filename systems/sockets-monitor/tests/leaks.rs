@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd as _;
 use std::time::{Duration, Instant};
 
 use beeline_sockets::kernel::Errno;
-use beeline_sockets::{connection, receive, send, table};
+use beeline_sockets::{connection, receive, send, table, young};
 use beeline_sockets_monitor::{Monitor, Settings};
 
 fn descriptors() -> usize {
@@ -61,6 +61,10 @@ fn a_long_row_of_connections_leaves_nothing_behind() {
     let name = format!("beeline-test-leaks-{}", std::process::id());
     // The only test of this file: nobody reads the environment meanwhile.
     unsafe { std::env::set_var("BEELINE_SOCKETS_MONITOR", name) };
+    // The monitor here waits for a processor beside other tests: it is not given up for that.
+    unsafe { std::env::set_var("BEELINE_SOCKETS_PATIENCE_MS", "20000") };
+    unsafe { std::env::set_var("BEELINE_SOCKETS_ASK_AFTER", "0") };
+    young::begin();
     table::begin();
     let mut monitor = Monitor::begin(Settings::default()).unwrap();
     std::thread::spawn(move || monitor.run(None));
