@@ -494,12 +494,21 @@ fn a_client_that_asks_for_much_at_once_leaves_the_others_served() {
         greedy.poll();
         greedy.outstanding() < 400
     });
-    let left = greedy.outstanding();
-    // One worker there is always: this command is its next, and not its four hundredth.
-    let found = other.collection("d", "c").find(doc! { "n": 3 }, Document::new()).unwrap();
-    assert_eq!(found.count(), 20);
-    greedy.poll();
-    assert!(greedy.outstanding() + 40 > left, "{left} and then {}", greedy.outstanding());
+    // One worker there is always: a command is its next, and not its four hundredth. This thread may wait
+    // for a processor in between, though not each time.
+    let mut turns = Vec::new();
+    let served = loop {
+        greedy.poll();
+        let left = greedy.outstanding();
+        let found = other.collection("d", "c").find(doc! { "n": 3 }, Document::new()).unwrap();
+        assert_eq!(found.count(), 20);
+        greedy.poll();
+        turns.push((left, greedy.outstanding()));
+        if greedy.outstanding() + 40 > left {
+            break left > 40;
+        }
+    };
+    assert!(served, "outstanding before a command and behind it: {turns:?}");
     while greedy.outstanding() > 0 {
         greedy.sleep(Duration::from_millis(100));
     }
@@ -557,12 +566,17 @@ fn a_store_without_traffic_sleeps_and_is_woken_by_the_next_request() {
             before = now;
         }
         if turn == 0 {
-            std::thread::sleep(Duration::from_millis(1500));
-            assert_eq!(metric(&world, "sleeps"), before, "it slept through");
+            // A thread that waited for a processor goes to sleep for the last time in the first of these.
+            let sleeps_through = || {
+                let before = metric(&world, "sleeps");
+                std::thread::sleep(Duration::from_millis(1500));
+                metric(&world, "sleeps") == before
+            };
+            assert!((0..10).any(|_| sleeps_through()), "it wakes by itself");
         }
     }
     // With the client's hello.
-    assert_eq!(metric(&world, "requests"), 21);
+    wait_until("all commands are counted", || metric(&world, "requests") == 21);
 }
 
 #[test]
@@ -571,13 +585,14 @@ fn registrations_follow_connections_and_not_commands() {
     let mut client = world.connect("shm");
     let mut c = client.collection("d", "c");
     c.insert_one(doc! { "_id": 0, "t": "t".repeat(100_000) }).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
+    // Figures are told a moment later: with the client's hello.
+    wait_until("the first command is counted", || metric(&world, "requests") == 2);
     let before = metric(&world, "registrations");
     for turn in 1..2000_i32 {
         c.insert_one(doc! { "_id": turn, "t": "t".repeat(turn as usize % 3000) }).unwrap();
         assert!(c.find_one(doc! { "_id": turn }).unwrap().is_some());
     }
-    std::thread::sleep(Duration::from_millis(50));
+    wait_until("all commands are counted", || metric(&world, "requests") == 2 + 2 * 1999);
     assert!(before > 0);
     assert_eq!(metric(&world, "registrations"), before);
 }
@@ -708,12 +723,12 @@ fn a_get_more_waits_for_news_over_every_transport() {
         let (ready, waits) = std::sync::mpsc::channel();
         let reading = std::thread::spawn(move || {
             // A command may take less time than the getMore waits.
-            let options = Options { timeout: Duration::from_secs(1), ..Options::default() };
+            let options = Options { timeout: Duration::from_secs(2), ..Options::default() };
             let mut reader = Client::connect(&address, options).unwrap();
             let cursor = tail(&mut reader);
             let start = std::time::Instant::now();
-            assert!(next_batch(&mut reader, cursor, 1500).is_empty());
-            assert!(start.elapsed() >= Duration::from_millis(1500));
+            assert!(next_batch(&mut reader, cursor, 2500).is_empty());
+            assert!(start.elapsed() >= Duration::from_millis(2500));
             let pipeline = vec![doc! { "$changeStream": {} }];
             let watch = doc! { "aggregate": "log", "pipeline": pipeline, "cursor": {} };
             let opened = reader.run("d", watch).unwrap();

@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn a_child_that_could_not_call_is_waited_for_until_it_runs_its_program() {
         let listener = Listener::new().unwrap();
-        let mut child = std::process::Command::new("sleep").arg("1.5").spawn().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("3").spawn().unwrap();
         let (number, begun) = (i32::try_from(child.id()).unwrap(), std::time::Instant::now());
         assert_eq!(listener.hear(number, b"/another/program"), None);
         assert!(child.try_wait().unwrap().is_none(), "it runs, and was not waited for");

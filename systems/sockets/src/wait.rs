@@ -152,10 +152,13 @@ mod tests {
             budget.learn(Duration::from_micros(1));
         }
         assert_eq!(budget.us.load(Ordering::Relaxed), LONGEST_US);
-        let mut looks = 0;
-        assert!(budget.spin(|| {
-            looks += 1;
-            looks > 3
+        // The processor may be taken from a spin, though not from each.
+        assert!((0..20).any(|_| {
+            let mut looks = 0;
+            budget.spin(|| {
+                looks += 1;
+                looks > 3
+            })
         }));
     }
 }

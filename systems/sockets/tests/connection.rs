@@ -445,10 +445,13 @@ fn interrupted(signal: libc::c_int, ends: bool, rings: bool) {
             tell.send(unsafe { libc::pthread_self() }).unwrap();
             one.send(&[2; 100], 0)
         });
-        let thread = told.recv().unwrap();
-        for _ in 0..20 {
+        let (thread, began) = (told.recv().unwrap(), Instant::now());
+        let mut signals = 0;
+        // Until one meets it in the call, which may begin late on a busy machine.
+        while signals < 20 || ends && began.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(5));
             unsafe { libc::pthread_kill(thread, signal) };
+            signals += 1;
             if sending.is_finished() {
                 break;
             }

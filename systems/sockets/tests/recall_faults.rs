@@ -24,7 +24,7 @@ use common::races::{Chance, close, give, pair, take, time};
 use common::returns::{back, back_by, byte, of, switched};
 
 /// Longest wait for what is to happen at once.
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 /// Longer than the memory of a connection without numbers is kept. Whatever goes gives back what went before,
 /// and time counts by how often something goes.
 fn let_grace_pass(others: Vec<[TcpStream; 2]>) {
@@ -353,7 +353,11 @@ impl Stopped {
     fn begin() -> Self {
         let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert_eq!(unsafe { libc::kill(child.id() as i32, libc::SIGSTOP) }, 0);
-        std::thread::sleep(Duration::from_millis(20));
+        let begun = Instant::now();
+        while kernel::life_of(child.id()) != kernel::Life::Stopped {
+            assert!(begun.elapsed() < SOON, "it does not stop");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Self(child)
     }
 }

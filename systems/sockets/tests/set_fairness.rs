@@ -15,7 +15,7 @@ use common::races::{close, close_sets, fresh_set, give, pair, take};
 
 const NONE: libc::epoll_event = libc::epoll_event { events: 0, u64: 0 };
 const BRIEF: Option<Duration> = Some(Duration::from_millis(5));
-const LONG: Option<Duration> = Some(Duration::from_secs(5));
+const LONG: Option<Duration> = Some(Duration::from_secs(20));
 /// The data of the program's own descriptor.
 const OWN: u64 = u64::MAX >> 40;
 
@@ -96,7 +96,7 @@ fn who_polls_an_empty_set_hears_what_comes_into_it() {
             match poll::poll(&mut entry, LONG, None) {
                 Some(outcome) => outcome.unwrap(),
                 None => {
-                    usize::try_from(unsafe { libc::poll(entry.as_mut_ptr(), 1, 5000) }).unwrap()
+                    usize::try_from(unsafe { libc::poll(entry.as_mut_ptr(), 1, 20_000) }).unwrap()
                 }
             }
         });

@@ -13,6 +13,9 @@ use crate::far::wait_event;
 use crate::context::{ALL, BOUND, Context, Endpoint, EndpointOptions, Queue, inline_write};
 use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
 
+/// Wake-ups without a completion that no work a thread is in the middle of explains.
+const MANY_LOOKS: u64 = 100_000;
+
 /// Sleeps on the event until a completion is there: arm, poll once more, wait, acknowledge.
 /// `others` are polled meanwhile, because their queue pairs may have work to do; `queue` is not,
 /// so that a lost wake-up shows.
@@ -23,8 +26,15 @@ fn sleep_until_completion(
 ) -> Result<WorkCompletion, Stop> {
     let mut one = [WorkCompletion::EMPTY];
     let slice = if others.is_empty() { BOUND } else { Duration::from_millis(2) };
-    // Deferred work may wake the queue without a completion, but not for ever.
-    for _ in 0..100_000 {
+    // Deferred work may wake the queue without a completion, but not for ever: work that another thread
+    // has begun is there at each look, until that thread has a processor again.
+    let (begun, mut looks) = (context.harness.now(), 0_u64);
+    while looks < MANY_LOOKS || context.harness.now().saturating_sub(begun) < BOUND {
+        ensure!(looks < 100 * MANY_LOOKS, "time stands still while the queue wakes");
+        looks += 1;
+        if looks > MANY_LOOKS {
+            context.harness.idle();
+        }
         if queue.poll(&mut one)? == 1 {
             return Ok(one[0]);
         }
@@ -49,7 +59,7 @@ fn sleep_until_completion(
         }
         queue.acknowledge()?;
     }
-    Err(Stop::failed("the queue woke 100000 times without a completion"))
+    Err(Stop::failed(format!("the queue woke {looks} times without a completion")))
 }
 
 pub(crate) fn an_armed_queue_wakes_for_a_completion(context: &Context<'_>) -> ItemResult {

@@ -228,10 +228,13 @@ mod tests {
             patience.slept(Duration::from_millis(5), bounds);
         }
         assert_eq!(patience.budget, bounds[0]);
-        let mut left = 3;
-        assert!(patience.wait(|| {
-            left -= 1;
-            left == 0
+        // The processor may be taken from a wait, though not from each.
+        assert!((0..20).any(|_| {
+            let mut left = 3;
+            patience.wait(|| {
+                left -= 1;
+                left == 0
+            })
         }));
         assert!(!patience.wait(|| false));
     }

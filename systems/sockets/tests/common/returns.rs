@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_sockets::connection::{self, Connection};
 use beeline_sockets::recall::{NotRecalled, recall};
@@ -17,8 +17,21 @@ pub fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {
     back_by(streams, 0)
 }
 
-/// By a caller to whom the end `own` is the own one.
+/// By a caller to whom the end `own` is the own one. Where a thread that works on an end waits for a
+/// processor for longer than a caller waits for it, once more.
 pub fn back_by(streams: &[TcpStream; 2], own: usize) -> Result<(), NotRecalled> {
+    let begun = Instant::now();
+    loop {
+        match back_once(streams, own) {
+            Err(NotRecalled::Busy(_) | NotRecalled::Ringing)
+                if begun.elapsed() < Duration::from_secs(20) => {}
+            told => return told,
+        }
+    }
+}
+
+/// As [`back_by`]; called once.
+pub fn back_once(streams: &[TcpStream; 2], own: usize) -> Result<(), NotRecalled> {
     let sockets = [own, 1 - own].map(|end| streams[end].as_fd());
     recall(&of(&streams[own]).segment, sockets, [Duration::from_secs(60); 2])
 }
