@@ -289,7 +289,7 @@ fn replicas_agree_although_keys_expire() {
 
 #[test]
 fn without_a_leader_reads_and_writes_fail_and_stale_reads_do_not() {
-    let (cluster, members) = cluster_with(2, Some(Duration::from_secs(2)));
+    let (cluster, members) = cluster_with(2, Some(Duration::from_secs(4)));
     let mut client = members[0].client();
     ask(&mut client, "SET key value", "+OK\r\n");
     members.iter().for_each(Member::catch_up);

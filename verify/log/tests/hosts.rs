@@ -111,7 +111,13 @@ impl Hosts {
 
     fn open_home(&self, host: usize, group: usize) -> Home {
         let boot = Boot::named("first");
-        Home::open_under(&self.path(host, group), Durability::Process, &boot).unwrap()
+        // One of a host that has just ended may still be writing a snapshot there.
+        eventually("the home is free", || {
+            match Home::open_under(&self.path(host, group), Durability::Process, &boot) {
+                Err(error) if error.is_retryable() => None,
+                opened => Some(opened.unwrap()),
+            }
+        })
     }
 
     fn config(&self) -> HostConfig {

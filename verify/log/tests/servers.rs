@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_replicated_log::{
-    Config, Handle, Home, Layout, NO_SESSION, Position, Refusal, RoleName, Server,
-    StateMachine as _,
+    Config, Handle, Layout, NO_SESSION, Position, Refusal, RoleName, Server, StateMachine as _,
 };
 use beeline_verify_log::lists::padded_append;
 use beeline_verify_log::machine::append;
@@ -261,7 +260,7 @@ fn a_member_whose_machine_lost_what_it_kept_does_not_start() {
         (cluster.handle(node).status().snapshot > Position::NONE).then_some(())
     });
     cluster.stop(node);
-    let home = Home::open_under(&cluster.path(node), cluster.durability, &cluster.boot).unwrap();
+    let home = cluster.open(node).unwrap();
     let config = Config::new(shm(), cluster.transport.clone(), contact(node));
     let started = Server::start(home, config, Held { durable: true, ..Held::default() });
     let said = started.err().map(|error| error.to_string()).unwrap_or_default();

@@ -9,9 +9,9 @@ use beeline_fabric::Device;
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 use beeline_replicated_log::{
-    Boot, ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, InProcess,
-    Layout, NO_SESSION, NodeId, Options, Position, Refusal, RoleName, Server, SnapshotWriter,
-    StateMachine, Transport,
+    Boot, ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, HomeError,
+    InProcess, Layout, NO_SESSION, NodeId, Options, Position, Refusal, RoleName, Server,
+    SnapshotWriter, StateMachine, Transport,
 };
 use beeline_verify_log::lists::{Lists, items};
 use beeline_verify_log::machine;
@@ -213,7 +213,7 @@ impl Cluster {
     }
 
     pub fn start(&mut self, node: usize) {
-        let home = Home::open_under(&self.path(node), self.durability, &self.boot).unwrap();
+        let home = self.open(node).unwrap();
         let transport: Arc<dyn Transport> = self.transport.clone();
         let config = Config::new((self.provider)(), transport, contact(node));
         let config = Config { options: self.options, ..config };
@@ -225,6 +225,16 @@ impl Cluster {
             self.servers.resize_with(node + 1, || None);
         }
         self.servers[node] = Some(started);
+    }
+
+    /// A member's home. One that has just ended may still be writing a snapshot there.
+    pub fn open(&self, node: usize) -> Result<Home, HomeError> {
+        eventually("the home is free", || {
+            match Home::open_under(&self.path(node), self.durability, &self.boot) {
+                Err(error) if error.is_retryable() => None,
+                opened => Some(opened),
+            }
+        })
     }
 
     pub fn stop(&mut self, node: usize) {
