@@ -20,10 +20,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// `name=action[@skip]`, several separated by commas; actions are `fail`, `crash` and
+/// `name=action[@skip]`, several separated by commas; actions are `fail`, `crash`, `hold` and
 /// `delay:MILLISECONDS`. Read by [`arm_from_environment`].
 pub const ENVIRONMENT_VARIABLE: &str = "BEELINE_FAULTS";
 
@@ -31,6 +31,9 @@ pub const ENVIRONMENT_VARIABLE: &str = "BEELINE_FAULTS";
 static ARMED: AtomicU32 = AtomicU32::new(0);
 
 static POINTS: Mutex<Option<HashMap<String, Armed>>> = Mutex::new(None);
+
+/// Signalled when a point is armed anew or disarmed.
+static CHANGED: Condvar = Condvar::new();
 
 static NEXT_ARMING: AtomicU64 = AtomicU64::new(0);
 
@@ -55,6 +58,10 @@ pub enum FaultAction {
     Crash,
     /// The thread sleeps, then goes on.
     Delay(Duration),
+    /// The thread waits until the point is disarmed or armed anew, then goes on.
+    Hold,
+    /// As [`FaultAction::Hold`], the first pass that is not skipped; later ones are let through.
+    HoldOnce,
 }
 
 /// The error of an armed point.
@@ -99,21 +106,32 @@ impl FaultPoint {
 
     #[cold]
     fn check_armed(&self) -> Result<(), InjectedFault> {
-        let action = {
+        let (action, arming) = {
             let mut points = points();
             let Some(armed) = points.as_mut().and_then(|all| all.get_mut(self.name)) else {
                 return Ok(());
             };
             armed.hits += 1;
-            if armed.hits <= armed.skip {
+            let once = armed.action == FaultAction::HoldOnce;
+            if armed.hits <= armed.skip || (once && armed.hits > armed.skip + 1) {
                 return Ok(());
             }
-            armed.action
+            (armed.action, armed.arming)
         };
         match action {
             FaultAction::Fail => Err(InjectedFault { point: self.name }),
             FaultAction::Delay(duration) => {
                 std::thread::sleep(duration);
+                Ok(())
+            }
+            FaultAction::Hold | FaultAction::HoldOnce => {
+                let is_armed = |all: &HashMap<String, Armed>| {
+                    all.get(self.name).is_some_and(|armed| armed.arming == arming)
+                };
+                let mut points = points();
+                while points.as_ref().is_some_and(is_armed) {
+                    points = CHANGED.wait(points).unwrap_or_else(PoisonError::into_inner);
+                }
                 Ok(())
             }
             FaultAction::Crash => die(),
@@ -152,6 +170,7 @@ impl Drop for ArmedFault {
         if all.get(&self.name).is_some_and(|armed| armed.arming == self.arming) {
             all.remove(&self.name);
             ARMED.fetch_sub(1, Ordering::Relaxed);
+            CHANGED.notify_all();
         }
     }
 }
@@ -171,6 +190,7 @@ fn arm_for_good(name: &str, action: FaultAction, skip: u64) -> u64 {
     if all.insert(name.to_owned(), armed).is_none() {
         ARMED.fetch_add(1, Ordering::Relaxed);
     }
+    CHANGED.notify_all();
     arming
 }
 
@@ -203,6 +223,7 @@ fn parse(entry: &str) -> Option<(&str, FaultAction, u64)> {
     let action = match action.split_once(':') {
         None if action == "fail" => FaultAction::Fail,
         None if action == "crash" => FaultAction::Crash,
+        None if action == "hold" => FaultAction::Hold,
         Some(("delay", milliseconds)) => {
             FaultAction::Delay(Duration::from_millis(milliseconds.parse().ok()?))
         }
@@ -238,6 +259,26 @@ mod tests {
         assert!(POINT.check().is_err());
         drop(new);
         assert!(POINT.check().is_ok());
+    }
+
+    #[test]
+    fn a_held_pass_goes_on_when_its_point_is_disarmed_or_armed_anew() {
+        static POINT: FaultPoint = FaultPoint::new("env.test.holds");
+        for again in [false, true] {
+            let held = arm("env.test.holds", FaultAction::Hold, 0);
+            let (sender, passed) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || sender.send(POINT.check()));
+                while held.hits() == 0 {
+                    std::thread::yield_now();
+                }
+                assert!(passed.try_recv().is_err(), "it waits");
+                let once = again.then(|| arm("env.test.holds", FaultAction::HoldOnce, 0));
+                drop(held);
+                assert_eq!(passed.recv(), Ok(Ok(())));
+                drop(once);
+            });
+        }
     }
 
     #[test]
