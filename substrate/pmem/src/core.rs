@@ -3,10 +3,11 @@
 //! Lives until the last of them is gone; so does the lock on the pool.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use beeline_env::FaultPoint;
 use beeline_os::MemoryObject;
 use beeline_os::memory::{load_u64, store_u64};
 use rustix::io::Errno;
@@ -17,10 +18,14 @@ use crate::memory::Memory;
 use crate::open::PoolLock;
 use crate::options::{Durability, Mechanism, PoolKind};
 use crate::record::Recorder;
+use crate::synchroniser::Synchroniser;
 use beeline_os::write_back::{self as cache, CACHE_LINE_BYTES as LINE_BYTES, WriteBack};
 
 /// The table's object number in a record.
 pub(crate) const TABLE_OBJECT: u32 = 0;
+
+/// Where a test makes a file's synchronisation slow, or fail.
+static SYNC: FaultPoint = FaultPoint::new("pmem.file.sync");
 
 /// The turn of whoever synchronises one file.
 ///
@@ -52,6 +57,9 @@ pub(crate) struct Core {
     pub(crate) recorder: Option<Arc<Recorder>>,
     pub(crate) sync_error: OnceLock<(PathBuf, Errno)>,
     pub(crate) fail_next_sync: AtomicBool,
+    /// Synchronisations of files that were begun.
+    pub(crate) syncs: AtomicU64,
+    pub(crate) synchroniser: Arc<Synchroniser>,
     /// Opening came to its end: only then does closing mark the pool as closed in good order.
     pub(crate) opened: AtomicBool,
     /// Holds the lock on the pool.
@@ -84,7 +92,8 @@ impl Core {
     ) -> Result<(), PmemError> {
         let Some(descriptor) = memory.descriptor() else { return self.check_sync() };
         self.sync_by(turn, file, || {
-            if self.fail_next_sync.swap(false, Ordering::Relaxed) {
+            self.syncs.fetch_add(1, Ordering::Relaxed);
+            if SYNC.check().is_err() || self.fail_next_sync.swap(false, Ordering::Relaxed) {
                 Err(Errno::IO)
             } else {
                 rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&*descriptor))
@@ -219,6 +228,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        self.synchroniser.stop();
         // A good end, unless a promise was broken. Losing the mark costs nothing but the mark.
         let opened = self.opened.load(Ordering::Relaxed);
         if opened && self.directory.is_some() && self.sync_error.get().is_none() {

@@ -101,6 +101,17 @@ impl SimDevice {
         self.recorder.push(Event::Marked { label });
     }
 
+    /// From now on a fence that is begun ([`crate::Persister::begin_fence`]) is done only when
+    /// [`SimDevice::complete_fence`] says so, or its persister waits for it.
+    pub fn hold_fences(&self) {
+        self.recorder.hold_fences();
+    }
+
+    /// Completes the fence that was begun first; false where none is under way.
+    pub fn complete_fence(&self) -> bool {
+        self.recorder.complete_fence()
+    }
+
     /// Events recorded so far.
     #[must_use]
     pub fn position(&self) -> usize {

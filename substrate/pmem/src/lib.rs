@@ -27,6 +27,7 @@ mod prepare;
 mod record;
 mod segment;
 mod simulate;
+mod synchroniser;
 
 pub use beeline_os::write_back::WriteBack;
 pub use crash::{CrashCounts, CrashImage, CrashKind, CrashLimits, SimDevice, for_each_crash_image};
@@ -36,7 +37,9 @@ pub use options::{
     Durability, Findings, MAX_SEGMENT_BYTES, MAX_SEGMENTS, MIN_SEGMENT_BYTES, Mechanism, PoolKind,
     PoolOptions, PoolReport,
 };
-pub use persister::{NONTEMPORAL_FROM_BYTES, Persister, PersisterCounters, write_back};
+pub use persister::{
+    FenceProgress, NONTEMPORAL_FROM_BYTES, Persister, PersisterCounters, write_back,
+};
 pub use pool::Pool;
 pub use record::Event;
 pub use segment::Segment;

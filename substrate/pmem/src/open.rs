@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use beeline_os::mapping::{Protection, Retired};
@@ -218,6 +218,8 @@ pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
         recorder: parts.recorder,
         sync_error: OnceLock::new(),
         fail_next_sync: AtomicBool::new(false),
+        syncs: AtomicU64::new(0),
+        synchroniser: Arc::default(),
         opened: AtomicBool::new(false),
         _lock: parts.lock,
     });

@@ -11,6 +11,7 @@ use crate::memory::Memory;
 use crate::options::Mechanism;
 use crate::record::Event;
 use crate::segment::Segment;
+use crate::synchroniser::{File, Line};
 use beeline_os::MemoryObject;
 use beeline_os::start_write::start_write;
 use beeline_os::write_back as cache;
@@ -28,7 +29,7 @@ pub struct PersisterCounters {
     pub fences: u64,
     /// Cache lines written back.
     pub lines: u64,
-    /// Files synchronised.
+    /// Files that its fences had synchronised; fences that were begun share that with others.
     pub syncs: u64,
 }
 
@@ -36,6 +37,10 @@ pub struct PersisterCounters {
 ///
 /// At a level where stored is enough (none; process on dax and file pools) every call is a counted
 /// no-op. A fence covers what *this* persister flushed.
+///
+/// Where a fence waits for the disk, [`Persister::begin_fence`] starts one and does not wait. Such a
+/// fence has a ticket, a number of this persister's own that grows by one; what the tickets up to
+/// [`Persister::fenced_to`] cover is persisted. Dropping a persister waits for the fences begun.
 #[derive(Debug)]
 pub struct Persister {
     core: Arc<Core>,
@@ -47,6 +52,11 @@ pub struct Persister {
     /// Lines since the last fence, for the delay.
     pending_lines: u64,
     counters: PersisterCounters,
+    /// Of the latest fence that was begun.
+    ticket: u64,
+    line: Arc<Line>,
+    /// The synchroniser knows of it.
+    announced: bool,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -60,6 +70,9 @@ impl Persister {
             table_dirty: false,
             pending_lines: 0,
             counters: PersisterCounters::default(),
+            ticket: 0,
+            line: Arc::default(),
+            announced: false,
             not_sync: PhantomData,
         }
     }
@@ -176,14 +189,16 @@ impl Persister {
         }
     }
 
-    /// Returns once everything this persister flushed is persisted at the pool's durability.
+    /// Returns once everything this persister flushed is persisted at the pool's durability, what
+    /// fences cover that were begun before included.
     ///
     /// Errors: `SyncFailed`, from the first failed synchronisation on and for ever: the kernel may
     /// have dropped what it could not write, so no later success means anything.
     pub fn fence(&mut self) -> Result<(), PmemError> {
         self.core.check_sync()?;
+        self.finish_begun()?;
         match self.core.mechanism {
-            Mechanism::None => return Ok(()),
+            Mechanism::None => {}
             Mechanism::CacheLine(_) => cache::store_fence(),
             Mechanism::CacheLineEmulated(_) => {
                 cache::store_fence();
@@ -196,9 +211,91 @@ impl Persister {
                 }
             }
         }
-        self.counters.fences += 1;
+        if self.core.mechanism != Mechanism::None {
+            self.counters.fences += 1;
+        }
         self.pending_lines = 0;
         Ok(())
+    }
+
+    /// Starts a fence and returns its ticket, without waiting for the disk. Once
+    /// [`Persister::fenced_to`] has reached the ticket, what was flushed before this call is
+    /// persisted, if [`Persister::check`] returns well then. Where a fence waits for no disk it is
+    /// done when this returns, and the ticket is that of an earlier one.
+    ///
+    /// Errors: as [`Persister::fence`], of failures known now.
+    pub fn begin_fence(&mut self) -> Result<u64, PmemError> {
+        let held = self.core.recorder.as_ref().filter(|recorder| recorder.holds_fences());
+        if let Some(recorder) = held.map(Arc::clone) {
+            // Later flushes are another's: the fence to come covers those before it alone.
+            let by = std::mem::replace(&mut self.actor, recorder.actor());
+            self.begin_ticket(1);
+            recorder.hold(Arc::clone(&self.line), self.ticket, by);
+            self.pending_lines = 0;
+            return Ok(self.ticket);
+        }
+        if self.core.mechanism != Mechanism::FileSync {
+            self.fence()?;
+            return Ok(self.ticket);
+        }
+        self.core.check_sync()?;
+        if !std::mem::replace(&mut self.announced, true) {
+            self.core.synchroniser.expect_one_more();
+        }
+        let table = std::mem::take(&mut self.table_dirty);
+        let table = table.then(|| File::Table(Arc::clone(&self.core)));
+        let files: Vec<_> = self.dirty.drain(..).map(File::Segment).chain(table).collect();
+        self.counters.syncs += files.len() as u64;
+        self.counters.fences += 1;
+        self.begin_ticket(files.len());
+        self.core.synchroniser.submit(&self.line, self.ticket, files);
+        Ok(self.ticket)
+    }
+
+    fn begin_ticket(&mut self, files: usize) {
+        self.ticket += 1;
+        self.line.begin(self.ticket, files);
+    }
+
+    /// What the fences up to this ticket cover is persisted, or failed: ask [`Persister::check`].
+    #[must_use]
+    #[inline]
+    pub fn fenced_to(&self) -> u64 {
+        self.line.fenced_to()
+    }
+
+    /// Whether every synchronisation of the pool so far went well.
+    ///
+    /// Errors: as [`Persister::fence`].
+    pub fn check(&self) -> Result<(), PmemError> {
+        self.core.check_sync()
+    }
+
+    /// How far the fences have come, for another thread.
+    #[must_use]
+    pub fn progress(&self) -> FenceProgress {
+        FenceProgress(Arc::clone(&self.line))
+    }
+
+    /// Has `waker` called whenever a fence that was begun is done, on whatever thread found out. It
+    /// must not block. The first waker stays.
+    pub fn set_waker(&self, waker: impl Fn() + Send + Sync + 'static) {
+        self.line.set_waker(Box::new(waker));
+    }
+
+    /// Waits for the fences that were begun.
+    fn finish_begun(&self) -> Result<(), PmemError> {
+        if self.ticket > self.fenced_to() {
+            match &self.core.recorder {
+                Some(recorder) => {
+                    while self.ticket > self.fenced_to() {
+                        assert!(recorder.complete_fence(), "a fence that was begun is held");
+                    }
+                }
+                None => self.line.wait(),
+            }
+        }
+        self.core.check_sync()
     }
 
     fn sync_dirty(&mut self) -> Result<(), PmemError> {
@@ -226,6 +323,25 @@ impl Persister {
     #[must_use]
     pub fn counters(&self) -> PersisterCounters {
         self.counters
+    }
+}
+
+impl Drop for Persister {
+    fn drop(&mut self) {
+        let _ = self.finish_begun();
+    }
+}
+
+/// How far the fences of a persister have come, for a thread that does not hold it.
+#[derive(Clone, Debug)]
+pub struct FenceProgress(Arc<Line>);
+
+impl FenceProgress {
+    /// As [`Persister::fenced_to`].
+    #[must_use]
+    #[inline]
+    pub fn fenced_to(&self) -> u64 {
+        self.0.fenced_to()
     }
 }
 

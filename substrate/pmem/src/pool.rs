@@ -541,6 +541,12 @@ impl Pool {
         self.shared().report.clone()
     }
 
+    /// Synchronisations of files (`fdatasync`) since the pool was opened.
+    #[must_use]
+    pub fn syncs(&self) -> u64 {
+        self.core().syncs.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Makes the next file synchronisation fail, as a broken disk would: a fault point for tests
     /// of whoever relies on the pool.
     pub fn fail_next_sync(&self) {

@@ -3,12 +3,14 @@
 //! Object 0 is `pool.bee`; object `id + 1` is the segment of descriptor `id`. Making and removing
 //! an object is durable at once, as the real pool synchronises the directory before it goes on.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use beeline_os::memory::{contains, load_u64};
 
 use crate::memory::Memory;
+use crate::synchroniser::Line;
 use beeline_os::write_back::CACHE_LINE_BYTES as LINE_BYTES;
 
 /// One entry of the record.
@@ -64,6 +66,14 @@ pub enum Event {
 pub(crate) struct Recorder {
     events: Mutex<History>,
     next_actor: AtomicU32,
+    held: Mutex<Held>,
+}
+
+/// Fences that were begun and wait for the test.
+#[derive(Debug, Default)]
+struct Held {
+    holds: bool,
+    fences: VecDeque<(Arc<Line>, u64, u32)>,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +90,32 @@ impl Recorder {
     /// A fresh number for somebody who flushes and fences.
     pub(crate) fn actor(&self) -> u32 {
         self.next_actor.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether fences that are begun wait to be completed.
+    pub(crate) fn holds_fences(&self) -> bool {
+        self.held().holds
+    }
+
+    pub(crate) fn hold_fences(&self) {
+        self.held().holds = true;
+    }
+
+    /// Keeps a fence of `by`, the ticket of `line`, for later.
+    pub(crate) fn hold(&self, line: Arc<Line>, ticket: u64, by: u32) {
+        self.held().fences.push_back((line, ticket, by));
+    }
+
+    /// Completes the fence that was begun first; false where none waits.
+    pub(crate) fn complete_fence(&self) -> bool {
+        let Some((line, ticket, by)) = self.held().fences.pop_front() else { return false };
+        self.push(Event::Fenced { by });
+        line.done(ticket);
+        true
     }
 
     pub(crate) fn push(&self, event: Event) {
