@@ -8,6 +8,8 @@ use std::cell::Cell;
 pub enum KnownBug {
     /// `commit` returns without its fence.
     AcknowledgeBeforeFence,
+    /// A commit that was begun counts as done.
+    AcknowledgeBegun,
     /// A tombstone is dropped although older entries of its key are on media.
     DropTombstoneEarly,
     /// A victim is freed before its copies and what superseded it are persisted.
@@ -55,8 +57,9 @@ pub enum KnownBug {
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::AcknowledgeBeforeFence,
+        Self::AcknowledgeBegun,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
         Self::CollectUncommitted,

@@ -276,7 +276,7 @@ impl Shard {
     /// Where nothing waits to be persisted, no commit may follow: readers need not wait for one.
     #[inline]
     pub(crate) fn feed_rest(&mut self) {
-        if self.waiting.floor && !self.in_batch() && !self.log.has_work() {
+        if self.waiting.floor && !self.in_batch() && self.log.is_persisted() {
             self.feed_committed();
         }
     }

@@ -48,6 +48,7 @@ impl Shard {
             return None;
         }
         let (location, place) = (known.location, known.place);
+        self.look(place);
         let (kind, generation, changed) = (known.kind, known.generation, known.changed);
         let id = self.spaces.get(namespace)?.find(place, |slot| slot.location == location)?;
         self.mark_used(namespace, id);

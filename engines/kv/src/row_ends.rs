@@ -295,7 +295,7 @@ impl Shard {
             return Ok(true);
         }
         if !commit {
-            return Ok(self.store.shards() == 1 && !self.log.has_work());
+            return Ok(self.store.shards() == 1 && self.log.is_persisted());
         }
         self.commit()?;
         let mut others = (0..self.store.shards()).filter(|shard| *shard != self.index);

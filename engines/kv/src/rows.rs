@@ -484,6 +484,7 @@ impl Shard {
     /// What is counted of the fields of a generation.
     #[inline]
     pub(crate) fn counted(&self, namespace: u32, generation: u64) -> Fields {
+        self.look_at_row(generation);
         let extra = self.spaces.extra(namespace);
         extra.map_or(Fields::default(), |extra| extra.counted.get(generation))
     }

@@ -159,7 +159,9 @@ impl Keyspace<'_> {
     fn records(&mut self, space: &Space, row: &[u8]) -> Result<&mut RowRecords, KvError> {
         let stored = space.stored(Key { row, name: &[] })?;
         let owner = self.store().shard_for(space.tagged, &stored);
-        let extra = self.shard(owner)?.spaces.open(space.tagged);
+        let shard = self.shard(owner)?;
+        shard.look_at_all();
+        let extra = shard.spaces.open(space.tagged);
         Ok(extra.rows.get_or_insert_default())
     }
 

@@ -695,6 +695,7 @@ impl Run {
             *(if backward { &mut end } else { &mut first }) = Bound::Excluded(behind);
             self.limit = (self.limit * 2).min(CHUNK.1);
         }
+        shard.look_at_all();
         let ordered = shard.spaces.extra(namespace).and_then(|extra| extra.ordered.as_ref());
         self.at = 0;
         match ordered {

@@ -11,6 +11,7 @@
 //!
 //! Source: BOOM-KV §3.1 and §3.6. Deviation: one fence per commit, not two; see `docs/kv-internals.md`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -101,6 +102,17 @@ struct Dirty {
 /// Commits after which lazily written words are forced to media.
 const WORDS_EVERY: u64 = 256;
 
+/// A commit that was begun: see [`crate::shard::pending`].
+#[derive(Debug)]
+pub(crate) struct UnderWay {
+    /// Of its fence.
+    pub ticket: u64,
+    /// Its number.
+    pub commit: u64,
+    /// Segments with entries in it, and their counts.
+    pub touched: Vec<(Arc<SegmentState>, u32)>,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     commits: u64,
@@ -115,6 +127,8 @@ pub(crate) struct Log {
     dirty_segments: Vec<Arc<SegmentState>>,
     /// Segments with entries in the group that is open.
     touched: Vec<(Arc<SegmentState>, u32)>,
+    /// Commits that were begun and are not done, in order.
+    pub under_way: VecDeque<UnderWay>,
     /// Segments whose `count` may be raised because their entries are persisted.
     persisted: Vec<(Arc<SegmentState>, u32)>,
 }
@@ -139,9 +153,11 @@ impl Log {
         }
     }
 
-    /// True when entries in it wait for the next commit.
+    /// True when entries in it wait for the next commit, or for one that was begun.
     pub fn is_dirty(&self, state: &Arc<SegmentState>) -> bool {
+        let mut under_way = self.under_way.iter().flat_map(|begun| &begun.touched);
         self.dirty_segments.iter().any(|known| Arc::ptr_eq(known, state))
+            || under_way.any(|(known, _)| Arc::ptr_eq(known, state))
     }
 
     /// True when the entry there may still wait for a commit.
@@ -160,6 +176,37 @@ impl Log {
         }
     }
 
+    /// True when nothing that was stored waits to be persisted.
+    pub fn is_persisted(&self) -> bool {
+        !self.has_work() && self.under_way.is_empty()
+    }
+
+    /// True when a commit is under way, and something was stored since in a segment that it does not
+    /// touch. Copies of the collector do not count: they may be there or not.
+    pub fn leaves_its_segments(&self) -> bool {
+        let Some(begun) = self.under_way.back() else { return false };
+        let is_other = |state: &Arc<SegmentState>| {
+            !begun.touched.iter().any(|(touched, _)| Arc::ptr_eq(touched, state))
+        };
+        let copies = self.heads[Chain::Collected as usize].as_ref();
+        let is_copy =
+            |state: &Arc<SegmentState>| copies.is_some_and(|head| Arc::ptr_eq(&head.state, state));
+        let unflushed = |head: &&Head| head.flushed_to < head.tail;
+        let heads = self.heads.iter().flatten().filter(unflushed).map(|head| &head.state);
+        heads.chain(&self.dirty_segments).any(|state| is_other(state) && !is_copy(state))
+    }
+
+    /// A commit is done: what it touched may be promised with the next one.
+    pub fn settle(&mut self, touched: impl IntoIterator<Item = (Arc<SegmentState>, u32)>) {
+        for (state, count) in touched {
+            match self.persisted.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &state)) {
+                Some(entry) => entry.1 = count,
+                None => self.persisted.push((state, count)),
+            }
+        }
+    }
+
+    /// True when something that was stored is not flushed.
     pub fn has_work(&self) -> bool {
         !self.dirty.is_empty()
             || self.heads.iter().flatten().any(|head| head.flushed_to < head.tail)
@@ -217,6 +264,9 @@ impl Shard {
                     at += part.len();
                 }
             }
+        }
+        if let Some(pending) = &mut self.pending {
+            pending.note(draft);
         }
         let records = head.roster.as_ref().map_or(0, Roster::len);
         if let Some(roster) = &mut head.roster
@@ -416,7 +466,7 @@ impl Shard {
         }
         head.state.clear(HEAD);
         let gapless = chain == Chain::Appends && !fault::is_on(KnownBug::GapBetweenSegments);
-        if gapless && unflushed > 0 {
+        if gapless && self.log.is_dirty(&head.state) {
             let at = head.flushed_to as usize;
             self.persister.flush(&head.state.segment, at, unflushed as usize);
             self.fence_or_poison()?;
@@ -446,10 +496,15 @@ impl Shard {
     }
 
     fn fence(&mut self) -> Result<(), KvError> {
+        Self::check_medium()?;
+        Ok(self.persister.fence()?)
+    }
+
+    /// Fails where a test has the medium fail.
+    pub(crate) fn check_medium() -> Result<(), KvError> {
         BEFORE_FENCE
             .check()
-            .map_err(|fault| KvError::Io { path: "the pool".into(), source: fault.into() })?;
-        Ok(self.persister.fence()?)
+            .map_err(|fault| KvError::Io { path: "the pool".into(), source: fault.into() })
     }
 
     /// Persists everything stored so far, at the store's durability, when it returns. Nothing may
@@ -458,7 +513,7 @@ impl Shard {
     /// Errors: the pool's; the shard then refuses further writes.
     pub fn commit(&mut self) -> Result<(), KvError> {
         self.check_writable()?;
-        if !self.log.has_work() {
+        if self.log.is_persisted() {
             self.feed_committed();
             return Ok(());
         }
@@ -467,6 +522,29 @@ impl Shard {
             self.recycle_dead();
             self.fence_renewed()?;
         }
+        self.flush_log();
+        if fault::is_on(KnownBug::AcknowledgeBeforeFence) {
+            return Ok(());
+        }
+        self.fence_or_poison()?;
+        self.feed_committed();
+        self.appends_in = self.appends_in.filter(|log| *log != self.index);
+        self.settle_all();
+        let mut touched = std::mem::take(&mut self.log.touched);
+        self.log.settle(touched.drain(..));
+        self.log.touched = touched;
+        if self.recycler.is_renewing() {
+            self.settle_renewed();
+        }
+        if self.recycler.look {
+            self.recycle_dead();
+        }
+        stats::add(&self.store.counters[self.index].commits, 1);
+        Ok(())
+    }
+
+    /// Flushes all that was stored, and the counts that the commits before made sure of.
+    pub(crate) fn flush_log(&mut self) {
         for chain in 0..CHAINS {
             if let Some(head) = &mut self.log.heads[chain]
                 && head.flushed_to < head.tail
@@ -498,21 +576,11 @@ impl Shard {
                 self.persister.flush_words(&state.segment);
             }
         }
-        if fault::is_on(KnownBug::AcknowledgeBeforeFence) {
-            return Ok(());
-        }
-        self.fence_or_poison()?;
-        self.feed_committed();
-        self.appends_in = self.appends_in.filter(|log| *log != self.index);
-        std::mem::swap(&mut self.log.persisted, &mut self.log.touched);
-        if self.recycler.is_renewing() {
-            self.settle_renewed();
-        }
-        if self.recycler.look {
-            self.recycle_dead();
-        }
-        stats::add(&self.store.counters[self.index].commits, 1);
-        Ok(())
+    }
+
+    /// Takes what was touched since the last commit, for one that is begun now.
+    pub(crate) fn take_touched(&mut self) -> Vec<(Arc<SegmentState>, u32)> {
+        std::mem::take(&mut self.log.touched)
     }
 
     /// Persists what is left and the exact counts: the end of a shard in good order.

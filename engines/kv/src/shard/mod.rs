@@ -11,6 +11,7 @@ mod install;
 pub(crate) mod log;
 mod look;
 mod peer;
+mod pending;
 pub(crate) mod reads;
 pub(crate) mod recycle;
 mod restore;
@@ -40,6 +41,7 @@ use collect::Collector;
 use log::{Appended, Chain, Draft, Log};
 use look::holds_key;
 pub(crate) use look::{copy_verified, read_header, read_key};
+use pending::Pending;
 use reads::ReadRegistry;
 use recycle::Recycler;
 use upkeep::Expiry;
@@ -118,6 +120,8 @@ pub struct Shard {
     /// In a place of its own: it is taken out while it is used.
     pub(crate) foreseen: Option<Box<Foreseen>>,
     pub(crate) known_row: KnownRow,
+    /// Where commits need not wait for the medium.
+    pending: Option<Box<Pending>>,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
     use_second: u16,
     poisoned: bool,
@@ -150,6 +154,7 @@ impl Shard {
             scratch: Vec::new(),
             foreseen: None,
             known_row: KnownRow::default(),
+            pending: Self::pending_of(store.pool.report().mechanism),
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
             leans: false,
@@ -207,6 +212,7 @@ impl Shard {
     /// The slot of a key, tombstones included.
     #[inline]
     pub(crate) fn find(&mut self, namespace: u32, hash: u64, key: &[u8]) -> Option<SlotId> {
+        self.look(hash);
         let index = self.spaces.get(namespace)?;
         let (cache, table) = (&mut self.cache, &self.store.table);
         index.find(hash, |slot| {
@@ -653,6 +659,7 @@ impl Shard {
 
     /// As [`Shard::len`], of any namespace.
     pub(crate) fn len_in(&self, namespace: u32) -> u64 {
+        self.look_at_all();
         self.spaces.get(namespace).map_or(0, |index| index.live)
     }
 
@@ -675,6 +682,7 @@ impl Shard {
         mut visit: impl FnMut(&[u8], u8),
     ) -> Result<Option<u64>, KvError> {
         Self::check_database(database)?;
+        self.look_at_all();
         let Some(index) = self.spaces.get(u32::from(database)) else { return Ok(None) };
         let mut slots = Vec::with_capacity(count.min(4096) + 16);
         let next = index.collect(position, count.max(1), &mut slots);
@@ -696,6 +704,7 @@ impl Shard {
     /// Errors: [`KvError::Database`].
     pub fn random_key(&mut self, database: u8, out: &mut Vec<u8>) -> Result<bool, KvError> {
         Self::check_database(database)?;
+        self.look_at_all();
         for _ in 0..8 {
             let random = self.random.next();
             let Some(index) = self.spaces.get(u32::from(database)) else { break };

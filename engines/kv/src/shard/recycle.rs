@@ -193,7 +193,7 @@ impl Shard {
     /// Renews what died, where everything stored so far is persisted. Leaves alone what other
     /// shards' logs have to be asked about.
     pub(crate) fn recycle_dead(&mut self) {
-        let persisted = !self.log.has_work() || fault::is_on(KnownBug::RecycleBeforePersist);
+        let persisted = self.log.is_persisted() || fault::is_on(KnownBug::RecycleBeforePersist);
         if !self.recycler.look
             || !persisted
             || self.batch.is_some()

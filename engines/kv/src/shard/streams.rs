@@ -26,6 +26,7 @@ struct Head {
 impl Shard {
     /// The streams of a namespace whose keys this shard holds.
     pub(crate) fn streams(&self, namespace: u32) -> Option<&Streams> {
+        self.look_at_all();
         self.spaces.extra(namespace)?.streams.as_deref()
     }
 
