@@ -14,6 +14,7 @@ use rustix::io::Errno;
 
 use crate::parcel::Origin;
 use crate::places::Places;
+use crate::resting::Resting;
 use crate::wire::{Refusal, WireSession};
 
 /// Forwarded commands of one connection without a reply; more wait unparsed.
@@ -23,6 +24,8 @@ pub(crate) const ELSEWHERE: usize = usize::MAX;
 /// Forwarded commands before anything is known of the size of their replies, and again after a
 /// large one: each reply that is not large makes room for one more.
 const FIRST_PLACES: usize = 16;
+/// Bytes of replies that may wait for a commit before further requests do.
+const RESTING_BYTES: usize = 64 << 10;
 
 /// How a read of the socket ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +96,10 @@ pub(crate) struct Connection {
     pub last_active_ns: u64,
     /// What CLIENT LIST shows may have changed since it was published.
     pub unpublished: bool,
+    /// It is in its thread's list of connections with replies that wait for a commit.
+    pub is_listed: bool,
     places: Places,
+    resting: Resting,
     /// The shard that every forwarded command without a reply went to.
     forwarded_to: Option<usize>,
     /// What a reply of another shard may take, bytes: the largest recent one; `None` before the
@@ -135,7 +141,9 @@ impl Connection {
             backed_up: false,
             last_active_ns: now_ns,
             unpublished: false,
+            is_listed: false,
             places: Places::default(),
+            resting: Resting::default(),
             forwarded_to: None,
             reply_bytes: None,
             window: FIRST_PLACES,
@@ -169,23 +177,77 @@ impl Connection {
         }
     }
 
-    /// Sends what waits; `Ok(true)` when nothing is left.
+    /// Sends what waits and rests on no commit under way; `Ok(true)` when nothing is left.
     ///
     /// Errors: the socket's; the connection is then dead.
     pub(crate) fn write(&mut self) -> io::Result<bool> {
-        while !self.output.is_empty() {
+        loop {
+            let free_bytes = self.free_bytes();
+            if free_bytes == 0 {
+                return Ok(self.output.is_empty());
+            }
             match rustix::net::send(
                 &self.stream,
-                self.output.as_bytes(),
+                &self.output.as_bytes()[..free_bytes],
                 rustix::net::SendFlags::NOSIGNAL,
             ) {
-                Ok(sent) => self.output.consume(sent),
+                Ok(sent) => {
+                    self.output.consume(sent);
+                    self.resting.sent(sent);
+                }
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }
         }
-        Ok(true)
+    }
+
+    /// Bytes of replies that may leave now.
+    fn free_bytes(&self) -> usize {
+        self.resting.free_bytes(self.output.len())
+    }
+
+    /// True while a reply waits for a commit.
+    pub(crate) fn is_resting(&self) -> bool {
+        !self.resting.is_empty()
+    }
+
+    /// The reply that is being made waits for `commit` (0: for none); it begins at `start` of the output,
+    /// unless replies of other shards come before it.
+    pub(crate) fn rest_on(&mut self, commit: u64, start: usize) {
+        if commit == 0 {
+            return;
+        }
+        if self.is_in_order() {
+            self.resting.mark(commit, start);
+        } else {
+            self.resting.line_up(commit);
+        }
+    }
+
+    /// Every commit up to this one is persisted.
+    pub(crate) fn settle(&mut self, commit: u64) {
+        self.resting.settle(commit);
+    }
+
+    /// What waits for a commit is not durable: an error takes its place, and the connection ends.
+    pub(crate) fn refuse_resting(&mut self) {
+        self.refuse_from(self.free_bytes());
+    }
+
+    /// What the client was answered beyond `before` bytes is not durable, nor what waits for a commit: an
+    /// error takes its place, and the connection ends.
+    pub(crate) fn refuse_from(&mut self, before: usize) {
+        self.output.truncate(before.min(self.free_bytes()));
+        self.resting.clear();
+        if self.is_in_order() {
+            let Self { session, output, .. } = &mut *self;
+            session.refuse(&Refusal::NotDurable, output);
+            self.life = Life::Draining;
+        } else {
+            // Later ones wait behind replies of other shards and would leave with them.
+            self.life = Life::Dead;
+        }
     }
 
     /// True when no reply of another shard is awaited.
@@ -198,10 +260,10 @@ impl Connection {
         self.resume || self.needs_several || self.hold != Hold::No || self.again || self.backed_up
     }
 
-    /// True when the client waits for the node: for a reply of another shard or service, a lock, the
-    /// log, or the end of a pause.
+    /// True when the client waits for the node: for a reply of another shard or service, a commit, a
+    /// lock, the log, or the end of a pause.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.hold != Hold::No || self.needs_several || !self.is_in_order()
+        self.hold != Hold::No || self.needs_several || !self.is_in_order() || self.is_resting()
     }
 
     /// True when a request was taken in whose reply is still to be made. One that CLIENT PAUSE holds
@@ -218,6 +280,7 @@ impl Connection {
         let reply_bytes = self.reply_bytes.unwrap_or(pause_bytes / FIRST_PLACES);
         let expected = self.places.unfilled().saturating_mul(reply_bytes);
         self.places.len() >= self.window
+            || self.output.len() - self.free_bytes() >= RESTING_BYTES
             || self.owed_bytes().saturating_add(expected) >= pause_bytes
     }
 
@@ -263,7 +326,16 @@ impl Connection {
 
     /// Puts a reply made here behind those still awaited.
     pub(crate) fn append(&mut self, reply: &[u8]) {
+        let start = self.output.len();
         self.places.append(reply, &mut self.output);
+        self.note_moved(start);
+    }
+
+    /// What came into the output from `start` on may have waited in line.
+    fn note_moved(&mut self, start: usize) {
+        if self.output.len() > start {
+            self.resting.come_out(start, self.places.is_empty());
+        }
     }
 
     /// Fills the place kept as `origin` and moves on what is now in order.
@@ -276,7 +348,9 @@ impl Connection {
         if self.owed_bytes() >= pause_bytes {
             self.late_bytes += reply.len();
         }
+        let start = self.output.len();
         self.places.fill(origin.sequence, reply, &mut self.output);
+        self.note_moved(start);
     }
 
     /// Whether the peer left more unread than `limit_bytes`. Replies that other shards had been
@@ -295,6 +369,6 @@ impl Connection {
             && !self.is_full(output_pause_bytes)
             && !self.needs_several
             && self.hold == Hold::No;
-        Interest { readable, writable: !self.output.is_empty() }
+        Interest { readable, writable: self.free_bytes() > 0 }
     }
 }

@@ -26,6 +26,7 @@ mod parcel;
 mod places;
 mod redis;
 pub mod replicated;
+mod resting;
 mod service;
 mod shared;
 mod snapshot;

@@ -157,7 +157,7 @@ impl Node {
         let mut deliveries = Vec::new();
         for _ in 0..config.shards {
             let (door, receiver) = Door::new().map_err(system("making a wake-up descriptor"))?;
-            shard_doors.push(door);
+            shard_doors.push(Arc::new(door));
             deliveries.push(receiver);
         }
         let shutdown_requested = Waker::new().map_err(system("making a wake-up descriptor"))?;
@@ -453,7 +453,8 @@ impl NodeHandle {
     }
 
     /// Locks shards, in ascending order, for `work` of a service; their own threads step back
-    /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges.
+    /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges, and what it
+    /// tells anyone of keys that others store: their commits may be under way.
     pub fn with_shards<R>(&self, wanted: &[usize], work: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
         self.with_shards_changed(wanted, |keyspace| (work(keyspace), true))
     }

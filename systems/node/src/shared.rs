@@ -200,7 +200,7 @@ impl PauseState {
 #[derive(Debug)]
 pub(crate) struct LockedShards<'s> {
     guards: Vec<MutexGuard<'s, Shard>>,
-    doors: &'s [Door],
+    doors: &'s [Arc<Door>],
 }
 
 impl<'s> Deref for LockedShards<'s> {
@@ -242,7 +242,7 @@ pub(crate) struct Shared {
     pub this: Weak<Self>,
     pub store: Arc<Store>,
     pub shards: Vec<Arc<Mutex<Shard>>>,
-    pub doors: Vec<Door>,
+    pub doors: Vec<Arc<Door>>,
     pub counters: Vec<LoopCounters>,
     /// How long the loops' turns take.
     pub times: Vec<Arc<LoopTimes>>,

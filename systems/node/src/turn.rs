@@ -1,14 +1,15 @@
 //! The loop of one shard's thread.
 //!
 //! ```text
-//! turn:  wait ─ lock own shard ─ deliveries, mailboxes, fabric, sockets ─ commit ─ unlock
+//! turn:  wait ─ lock own shard ─ settle, deliveries, mailboxes, fabric, sockets ─ commit ─ unlock
 //!          ▲                                                                        │
 //!          └── commands over several shards ── replies: mailboxes, fabric, sockets ─┘
 //! ```
 //!
-//! Invariants: replies leave only after the commit of the turn that made them; the thread holds no
+//! Invariants: replies leave only after the commit that they rest on ([`commits`]); the thread holds no
 //! lock while it writes to sockets or waits; a failed commit is never acknowledged.
 
+mod commits;
 mod hops;
 mod log;
 mod one_sided;
@@ -26,7 +27,7 @@ use std::time::Duration;
 use beeline_env::fault::FaultPoint;
 use beeline_kv::{Maintenance, Shard};
 use beeline_os::poller::{Interest, Poller, Readiness};
-use beeline_pmem::Durability;
+use beeline_pmem::{Durability, FenceProgress};
 use beeline_resp::{Output, Version};
 
 pub(crate) use self::hops::{MAILBOX, Peer};
@@ -39,7 +40,7 @@ use crate::replicated::courier::lane_name;
 use crate::replicated::lane::Lane;
 use crate::replicated::machine::FORMAT;
 use crate::shared::{Shared, lock};
-use crate::stats::{LoopCounters, SHORTEST_COMMIT_NS, count};
+use crate::stats::{LoopCounters, count};
 use crate::wire::{Wire, WireWorker};
 
 /// Poller token of the shard's own waker; connections use their slot.
@@ -108,6 +109,18 @@ pub(crate) struct ShardThread {
     turn_began_ns: Option<u64>,
     /// Commits wait for the medium.
     times_commits: bool,
+    /// How far commits that were begun have come.
+    progress: FenceProgress,
+    /// How far that was when the shard looked last.
+    fenced_seen: u64,
+    /// Replies that wait for commits up to this one were let go.
+    settled_to: u64,
+    /// Commits that are not settled, and when they began, where that is measured.
+    under_way: VecDeque<(u64, Option<u64>)>,
+    /// Connections with replies that wait for a commit.
+    resting: Vec<u32>,
+    /// Connections that were refused just now.
+    refused: Vec<u32>,
 }
 
 /// What a thread is made of.
@@ -135,6 +148,13 @@ impl ShardThread {
         });
         let durability = parts.shared.store.pool().report().durability;
         let times_commits = durability == Durability::Power;
+        let progress = {
+            let shard = lock(&parts.shared.shards[parts.index]);
+            // The door alone: who wakes the thread must not keep the node.
+            let door = Arc::clone(&parts.shared.doors[parts.index]);
+            shard.set_commit_waker(move || door.nudge());
+            shard.commit_progress()
+        };
         Ok(Self {
             index: parts.index,
             fabric: FabricServers::new(parts.index, parts.fabric),
@@ -172,6 +192,12 @@ impl ShardThread {
             draining_since_ns: None,
             turn_began_ns: None,
             times_commits,
+            progress,
+            fenced_seen: 0,
+            settled_to: 0,
+            under_way: VecDeque::new(),
+            resting: Vec::new(),
+            refused: Vec::new(),
         })
     }
 
@@ -224,6 +250,7 @@ impl ShardThread {
         now_ns: u64,
     ) -> bool {
         shard.note_time(now_ns);
+        let settled = self.settle_commits(shard);
         // What is delivered wakes the poller, so a turn that did not look there finds nothing yet;
         // asking costs a full fence. A lane's news should not wait for the next look.
         if self.turns_since_look == 0 || self.lane.is_some() {
@@ -266,9 +293,10 @@ impl ShardThread {
             }
         }
         let lost = self.shared.has_lost_log();
-        let began_ns = self.commit_begins();
-        let committed = if lost { Ok(()) } else { shard.commit() };
-        self.commit_ended(began_ns);
+        let waits = requests > 0 || self.lane.is_some();
+        let committed =
+            if lost { Ok(()) } else { settled.and_then(|()| self.commit_turn(shard, waits)) };
+        self.release_to(shard.settled_to());
         if let Err(error) = &committed {
             let error = error.to_string();
             self.refuse_turn(&error, shard);
@@ -277,44 +305,6 @@ impl ShardThread {
             self.maintain(shard, now_ns);
         }
         committed.is_ok()
-    }
-
-    /// The time before a commit that may wait for the medium.
-    fn commit_begins(&self) -> Option<u64> {
-        self.times_commits.then(|| self.shared.store.clock().monotonic_ns())
-    }
-
-    /// Counts how long it took, unless there was nothing to wait for.
-    fn commit_ended(&self, began_ns: Option<u64>) {
-        let Some(began_ns) = began_ns else { return };
-        let took_ns = self.shared.store.clock().monotonic_ns().saturating_sub(began_ns);
-        if took_ns >= SHORTEST_COMMIT_NS {
-            self.shared.times[self.index].node_commit_seconds.record_ns(took_ns);
-        }
-    }
-
-    /// What this turn executed is not durable: nothing of it may look acknowledged.
-    fn refuse_turn(&mut self, error: &str, shard: &mut Shard) {
-        self.shared.doors[self.index].broken.store(true, Ordering::Relaxed);
-        tracing::error!(
-            error,
-            shard = self.index,
-            "cannot make writes durable; closing their connections"
-        );
-        for slot in std::mem::take(&mut self.touched) {
-            if let Some(connection) = self.connection(slot) {
-                connection.output.clear();
-                connection.life = Life::Dead;
-            }
-            self.touched.push(slot);
-        }
-        self.recall(|connection| connection.life == Life::Dead);
-        self.fabric.abandon(shard);
-        for peer in self.peers.iter_mut().flatten() {
-            for hop in &mut peer.executed {
-                hop.replies.fail();
-            }
-        }
     }
 
     fn take_deliveries(&mut self) {

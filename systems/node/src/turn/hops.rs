@@ -3,11 +3,11 @@
 //! ```text
 //!   here                                       the owner of the key
 //!   forward ── collecting ── backlog ──► take_parcels ── execute_parcel
-//!   deliver_reply ◄──── mailbox ◄── backlog ◄── executed (after the commit)
+//!   deliver_reply ◄──── mailbox ◄── backlog ◄── executed (once the commit is settled)
 //! ```
 //!
 //! Invariants: what one turn collects for a peer travels in one mailbox slot; what a turn executed
-//! for a peer goes back only after that turn's commit; a full mailbox loses nothing and blocks
+//! for a peer goes back only after the commit that it rests on; a full mailbox loses nothing and blocks
 //! nobody: the rest waits in the backlog.
 
 use std::collections::VecDeque;
@@ -40,8 +40,8 @@ pub(crate) struct Peer {
     backlog: VecDeque<Parcel>,
     /// Returned parcels, for reuse.
     spare: Vec<Box<Hop>>,
-    /// Executed this turn; sent back after the commit.
-    pub(super) executed: Vec<Box<Hop>>,
+    /// Executed, each with the commit that it waits for; 0: for that of its turn alone.
+    pub(super) executed: Vec<(u64, Box<Hop>)>,
     /// Begun in an earlier turn, and the command to go on with.
     unfinished: Option<(Box<Hop>, usize)>,
 }
@@ -81,9 +81,19 @@ impl Peer {
         }
     }
 
-    /// Sends what was collected; `true` when anything went out.
-    fn send_all(&mut self) -> bool {
-        self.backlog.extend(self.executed.drain(..).map(Parcel::Replies));
+    /// What was executed is not durable: none of it is answered as if it were.
+    pub(super) fn refuse_executed(&mut self) {
+        for (commit, hop) in &mut self.executed {
+            hop.replies.fail();
+            *commit = 0;
+        }
+    }
+
+    /// Sends what was collected, and the replies that wait for no commit after `settled_to`; `true`
+    /// when anything went out.
+    fn send_all(&mut self, settled_to: u64) -> bool {
+        let due = self.executed.extract_if(.., |(commit, _)| *commit <= settled_to);
+        self.backlog.extend(due.map(|(_, hop)| Parcel::Replies(hop)));
         self.close_collection();
         let mut sent = false;
         while let Some(parcel) = self.backlog.pop_front() {
@@ -123,12 +133,16 @@ impl ShardThread {
                     },
                 };
                 executed = true;
-                match self.execute_parcel(&mut hop, first, shard) {
-                    None => peer.executed.push(hop),
+                shard.take_rests();
+                let next = self.execute_parcel(&mut hop, first, shard);
+                let rests = shard.take_rests();
+                let commit = if self.lane.is_none() { rests } else { 0 };
+                match next {
+                    None => peer.executed.push((commit, hop)),
                     Some(next) => {
                         let mut part: Box<Hop> = Box::default();
                         std::mem::swap(&mut part.replies, &mut hop.replies);
-                        peer.executed.push(part);
+                        peer.executed.push((commit, part));
                         peer.unfinished = Some((hop, next));
                         break;
                     }
@@ -271,8 +285,9 @@ impl ShardThread {
     }
 
     pub(super) fn send_parcels(&mut self) {
+        let settled_to = self.settled_to;
         for (index, peer) in self.peers.iter_mut().enumerate() {
-            if peer.as_mut().is_some_and(Peer::send_all) {
+            if peer.as_mut().is_some_and(|peer| peer.send_all(settled_to)) {
                 self.shared.doors[index].nudge();
             }
         }

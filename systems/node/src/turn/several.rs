@@ -14,7 +14,7 @@ use super::{ShardThread, log};
 use crate::connection::{Connection, Life};
 use crate::shared::Shared;
 use crate::stats::count;
-use crate::wire::{Refusal, Route, Scope};
+use crate::wire::{Route, Scope};
 
 /// Requests executed while several shards stay locked: those that follow a command over several
 /// shards in its pipeline, and those of connections that wait for the same shards.
@@ -122,6 +122,7 @@ impl ShardThread {
         let began_ns = self.commit_begins();
         let committed = if shared.has_lost_log() { Ok(()) } else { keyspace.commit() };
         self.commit_ended(began_ns);
+        self.release_to(guards[home].settled_to());
         drop(guards);
         if wrote {
             for &index in shards.iter().filter(|&&index| index != self.index) {
@@ -134,7 +135,7 @@ impl ShardThread {
             tracing::error!(%error, "cannot make commands over several shards durable");
             for (slot, before) in served {
                 if let Some(connection) = self.connection(slot) {
-                    refuse(connection, before);
+                    connection.refuse_from(before);
                 }
             }
             let refused = |life| matches!(life, Life::Dead | Life::Draining);
@@ -171,21 +172,7 @@ impl ShardThread {
         self.settle(connection, after, true);
         if let Err(error) = committed {
             tracing::error!(%error, "cannot make a command over several shards durable");
-            refuse(connection, before);
+            connection.refuse_from(before);
         }
-    }
-}
-
-/// What a connection was answered beyond `before` bytes is not durable: an error takes its place,
-/// and the connection ends.
-fn refuse(connection: &mut Connection, before: usize) {
-    connection.output.truncate(before);
-    if connection.is_in_order() {
-        let Connection { session, output, .. } = &mut *connection;
-        session.refuse(&Refusal::NotDurable, output);
-        connection.life = Life::Draining;
-    } else {
-        // Later ones wait behind replies of other shards and would leave with them.
-        connection.life = Life::Dead;
     }
 }

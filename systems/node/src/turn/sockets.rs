@@ -280,7 +280,12 @@ impl ShardThread {
             let pipelined = strict && session.pending_bytes() > 0;
             match route {
                 &Route::Shard(owner) if plan.portable && !pipelined => {
-                    self.forward(connection, owner)
+                    if strict && connection.is_resting() {
+                        // What came before is to be durable before this takes effect elsewhere.
+                        connection.hold = Hold::Order;
+                    } else {
+                        self.forward(connection, owner);
+                    }
                 }
                 _ => self.defer(connection),
             }
@@ -291,8 +296,14 @@ impl ShardThread {
         let before = output.len();
         output.set_limit(self.output_limit_bytes);
         let shared = self.shared.as_ref();
+        let mut commit = 0;
         let after = match reach {
-            Reach::Own(shard) => session.execute(&mut Keyspace::single(shard), output),
+            Reach::Own(shard) => {
+                shard.take_rests();
+                let after = session.execute(&mut Keyspace::single(shard), output);
+                commit = shard.take_rests();
+                after
+            }
             Reach::Several { keyspace, wrote, .. } => {
                 let counters = &shared.counters[self.index];
                 let elsewhere = !matches!(route, Route::Here);
@@ -302,6 +313,10 @@ impl ShardThread {
             }
         };
         bound(session.as_mut(), output, before);
+        // The turn of a cluster's member waits for its commit.
+        if commit != 0 && self.lane.is_none() {
+            self.rest(connection, commit, before);
+        }
         self.settle(connection, after, in_order);
     }
 

@@ -1,7 +1,7 @@
 //! When a shard's thread polls, steps back and sleeps.
 //!
 //! Invariants: it sleeps only after it announced so and looked once more (see
-//! [`crate::shared::Door::sleeping`]), so that whoever fills a mailbox either is seen or sees the
+//! [`crate::shared::Door::sleeping`]), so that whoever fills a mailbox, or has a commit done, either is seen or sees the
 //! announcement; it wakes in time for the next expiry, the next housekeeping and whatever else is
 //! due; a thread with nothing to do and nothing due sleeps for ever; one that polls on after fabric
 //! work does so for a bounded time, and lets others have its core every few microseconds.
@@ -87,9 +87,10 @@ impl ShardThread {
         if sleeps { self.read_clocks() } else { now_ns }
     }
 
-    /// Anything in the mailboxes?
+    /// Anything in the mailboxes, or a commit done?
     pub(super) fn look_around(&mut self) -> bool {
-        self.peers.iter_mut().flatten().any(|peer| !peer.receiver.is_empty())
+        self.progress.fenced_to() != self.fenced_seen
+            || self.peers.iter_mut().flatten().any(|peer| !peer.receiver.is_empty())
     }
 
     /// Says that a wake-up is needed from now on, then looks once more. `false`: stay awake.

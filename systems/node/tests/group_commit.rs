@@ -1,0 +1,291 @@
+//! Commits at `power` on files: a shard serves on while its file is synchronised, and nothing leaves
+//! before what it rests on is persisted.
+//!
+//! In a binary of its own: fault points are global to the process.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use beeline_env::{ArmedFault, FaultAction, fault};
+use beeline_node::{Node, NodeConfig};
+use beeline_pmem::{Durability, PoolKind};
+use common::{Client, config, eventually, keys_of_shards};
+use tempfile::TempDir;
+
+const SYNC: &str = "pmem.file.sync";
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A node whose commits wait for files, and its directory.
+struct OnFiles {
+    node: Node,
+    config: NodeConfig,
+    _directory: TempDir,
+    _alone: MutexGuard<'static, ()>,
+}
+
+fn on_files(shards: usize) -> OnFiles {
+    let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(shards);
+    config.data_directory = directory.path().to_owned();
+    config.pool.kind = Some(PoolKind::File);
+    config.pool.durability = Durability::Power;
+    // The machine's directory for temporary files may be in memory.
+    config.pool.emulate_durability = true;
+    config.pool.segment_bytes = 1 << 20;
+    let node = Node::start(&config).unwrap();
+    OnFiles { node, config, _directory: directory, _alone: alone }
+}
+
+impl OnFiles {
+    fn syncs(&self) -> u64 {
+        self.node.handle().store().pool().syncs()
+    }
+
+    /// So many clients: connections are dealt to the shards in turn.
+    fn clients<const N: usize>(&self) -> [Client; N] {
+        std::array::from_fn(|_| {
+            let mut client = Client::connect(&self.node);
+            assert_eq!(client.ask("PING"), "+PONG");
+            client
+        })
+    }
+
+    /// Gives every shard the segment that its log begins with: a shard waits while it takes one.
+    fn warm(&self, client: &mut Client) {
+        for key in keys_of_shards(&self.node, "warm") {
+            assert_eq!(client.ask(&format!("SET {key} value")), "+OK");
+        }
+    }
+
+    /// What a later start finds.
+    fn restart(self) -> (Node, TempDir, MutexGuard<'static, ()>) {
+        self.node.stop();
+        (Node::start(&self.config).unwrap(), self._directory, self._alone)
+    }
+}
+
+/// Waits until the point was passed so often.
+fn until_passed(armed: &ArmedFault, hits: u64) {
+    eventually("a synchronisation begins", || armed.hits() >= hits);
+}
+
+/// Sends a request whose reply has to wait. When `other`, a client of the same shard, has its reply to a
+/// request sent later, the shard has seen both.
+fn send_held(client: &mut Client, request: &str, other: &mut Client) {
+    client.send(&format!("{request}\r\n"));
+    assert_eq!(other.ask("GET calm"), "before");
+    assert!(is_silent(client), "{request} was answered");
+}
+
+/// No byte of a reply has come.
+fn is_silent(client: &Client) -> bool {
+    client.stream.set_nonblocking(true).unwrap();
+    let peeked = client.stream.peek(&mut [0]);
+    client.stream.set_nonblocking(false).unwrap();
+    matches!(peeked, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+#[test]
+fn others_are_served_during_a_synchronisation_and_what_they_write_shares_the_next_one() {
+    let files = on_files(1);
+    let [mut writer, mut calm, mut second, mut third, mut reader, mut scanner] = files.clients();
+    for key in ["calm", "key", "row"] {
+        assert_eq!(writer.ask(&format!("SET {key} before")), "+OK");
+    }
+    let before = files.syncs();
+    let held = fault::arm(SYNC, FaultAction::Hold, 0);
+    writer.send("SET key after\r\n");
+    until_passed(&held, 1);
+    // What is persisted is shown; what is not yet waits, and so does what is behind it.
+    assert_eq!(calm.ask("GET calm"), "before");
+    send_held(&mut reader, "GET key", &mut calm);
+    send_held(&mut second, "SET other value", &mut calm);
+    send_held(&mut second, "GET calm", &mut calm);
+    send_held(&mut third, "HSET hash field value", &mut calm);
+    send_held(&mut scanner, "SCAN 0 COUNT 100", &mut calm);
+    // A turn of its own for each of them: all of it goes to the disk at once.
+    for turn in 0..20 {
+        send_held(&mut third, &format!("HSET hash field {turn}"), &mut calm);
+    }
+    assert!(is_silent(&writer));
+    // Nobody turns a wheel meanwhile.
+    std::thread::sleep(Duration::from_millis(300));
+    let turns = files.node.handle().stats().loops.turns;
+    std::thread::sleep(Duration::from_millis(500));
+    let turns = files.node.handle().stats().loops.turns - turns;
+    assert!(turns < 50, "{turns} turns while all wait");
+    drop(held);
+    assert_eq!(writer.reply(), "+OK");
+    assert_eq!(reader.reply(), "after");
+    second.expect("+OK\r\n$6\r\nbefore\r\n");
+    let replies: Vec<String> = (0..21).map(|_| third.reply()).collect();
+    assert_eq!((replies[0].as_str(), replies[20].as_str()), (":1", ":0"));
+    assert!(scanner.reply().contains("other"));
+    assert_eq!(files.syncs() - before, 2, "one was held up, one served all that came meanwhile");
+    let (node, _directory, _alone) = files.restart();
+    let mut client = Client::connect(&node);
+    assert_eq!(client.ask("MGET key other"), "[after,value]");
+    assert_eq!(client.ask("HGET hash field"), "19");
+    node.stop();
+}
+
+#[test]
+fn a_failed_synchronisation_is_an_error_for_everyone_who_waits_for_it() {
+    let files = on_files(1);
+    let [mut writer, mut calm, mut late, mut reader, mut quick] = files.clients();
+    for key in ["calm", "key"] {
+        assert_eq!(writer.ask(&format!("SET {key} before")), "+OK");
+    }
+    let held = fault::arm(SYNC, FaultAction::Hold, 0);
+    writer.send("SET key after\r\n");
+    until_passed(&held, 1);
+    send_held(&mut quick, "GET key", &mut calm);
+    send_held(&mut late, "SET other lost", &mut calm);
+    send_held(&mut reader, "GET other", &mut calm);
+    // The one that is held up ends well; the next one fails.
+    let failing = fault::arm(SYNC, FaultAction::Fail, 0);
+    drop(held);
+    // Whether the first two heard of their good end before the failure is up to chance.
+    for (client, good) in [(&mut writer, "+OK"), (&mut quick, "after")] {
+        let reply = client.reply();
+        assert!(reply == good || reply.starts_with("-MISCONF"), "{reply}");
+    }
+    for client in [&mut late, &mut reader] {
+        assert!(client.reply().starts_with("-MISCONF"));
+        assert_eq!(client.rest(), b"");
+    }
+    drop(failing);
+    eventually("the shard is ill", || files.node.handle().health().is_err());
+    calm.send("GET calm\r\n");
+    assert_eq!(calm.rest(), b"", "the shard promises nothing any more");
+    files.node.stop();
+}
+
+#[test]
+fn a_command_carried_to_another_shard_is_answered_when_its_file_is_synchronised() {
+    let files = on_files(2);
+    // Of shard 0 and shard 1 in turn.
+    let [_, mut carried, _, mut calm, _, mut waiting] = files.clients();
+    let keys = keys_of_shards(&files.node, "k");
+    for key in ["calm", &keys[0]] {
+        assert_eq!(calm.ask(&format!("SET {key} before")), "+OK");
+    }
+    let held = fault::arm(SYNC, FaultAction::Hold, 0);
+    carried.send(&format!("SET {} after\r\n", keys[0]));
+    until_passed(&held, 1);
+    let carried_to = || files.node.handle().stats().loops.forwarded_commands;
+    let before = carried_to();
+    waiting.send(&format!("GET {}\r\n", keys[0]));
+    // A parcel of its own: the replies of one parcel leave together.
+    eventually("it is carried", || carried_to() > before);
+    assert_eq!(calm.ask("GET calm"), "before");
+    assert_eq!(calm.ask(&format!("EXISTS {}", keys_of_shards(&files.node, "other")[0])), ":0");
+    assert_eq!(calm.ask("GET calm"), "before");
+    assert!(is_silent(&carried) && is_silent(&waiting));
+    drop(held);
+    assert_eq!(carried.reply(), "+OK");
+    assert_eq!(waiting.reply(), "after");
+    files.node.stop();
+}
+
+#[test]
+fn what_follows_in_a_pipeline_takes_effect_elsewhere_only_once_what_came_before_is_persisted() {
+    let files = on_files(2);
+    let [mut pipeline, mut other] = files.clients();
+    let keys = keys_of_shards(&files.node, "k");
+    files.warm(&mut other);
+    // The file of shard 0, which has the first key, and no other one.
+    let held = fault::arm(SYNC, FaultAction::HoldOnce, 0);
+    pipeline.send(&format!("SET {} data\r\n", keys[0]));
+    until_passed(&held, 1);
+    pipeline.send(&format!("SET {} pointer\r\n", keys[1]));
+    for _ in 0..20 {
+        assert_eq!(other.ask(&format!("GET {}", keys[1])), "$-1");
+    }
+    assert!(is_silent(&pipeline));
+    drop(held);
+    pipeline.expect("+OK\r\n+OK\r\n");
+    assert_eq!(other.ask(&format!("GET {}", keys[1])), "pointer");
+    files.node.stop();
+}
+
+#[test]
+fn commands_over_several_shards_wait_for_what_is_under_way() {
+    let files = on_files(2);
+    let [mut first, mut second] = files.clients();
+    let keys = keys_of_shards(&files.node, "k");
+    files.warm(&mut second);
+    let held = fault::arm(SYNC, FaultAction::Hold, 0);
+    first.send(&format!("SET {} one\r\n", keys[0]));
+    until_passed(&held, 1);
+    second.send(&format!("MSET {} two {} two\r\n", keys[0], keys[1]));
+    drop(held);
+    assert_eq!(first.reply(), "+OK");
+    assert_eq!(second.reply(), "+OK");
+    assert_eq!(first.ask(&format!("MGET {} {}", keys[0], keys[1])), "[two,two]");
+    files.node.stop();
+}
+
+#[test]
+fn a_node_that_stops_answers_what_waits_for_a_synchronisation() {
+    let files = on_files(1);
+    let [mut writer, mut reader] = files.clients();
+    files.warm(&mut reader);
+    let held = fault::arm(SYNC, FaultAction::Hold, 0);
+    writer.send("SET key value\r\n");
+    until_passed(&held, 1);
+    reader.send("GET key\r\n");
+    let (config, directory) = (files.config.clone(), files._directory);
+    let node = files.node;
+    std::thread::scope(|scope| {
+        let stop = scope.spawn(|| node.stop());
+        drop(held);
+        assert_eq!(writer.reply(), "+OK");
+        assert_eq!(writer.rest(), b"");
+        stop.join().unwrap();
+    });
+    let node = Node::start(&config).unwrap();
+    assert_eq!(Client::connect(&node).ask("GET key"), "value");
+    node.stop();
+    drop(directory);
+}
+
+/// Segments are left, renewed and collected while commits are under way.
+#[test]
+fn many_turns_over_many_segments_keep_what_they_acknowledged() {
+    let files = on_files(2);
+    let address = files.node.redis_address().unwrap();
+    let acknowledged: Vec<Vec<(String, u64)>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..6)
+            .map(|worker| {
+                scope.spawn(move || {
+                    let mut client = Client::to(address);
+                    let mut latest = [0; 20];
+                    for turn in 1..=400_u64 {
+                        let slot = (turn * 7 % 20) as usize;
+                        let filler = "x".repeat((turn * 131 % 9000) as usize);
+                        client.send(&format!("SET {worker}:{slot} {turn}:{filler}\r\n"));
+                        client.send(&format!("GET {worker}:{slot}\r\n"));
+                        client.expect("+OK\r\n");
+                        assert!(client.reply().starts_with(&format!("{turn}:")));
+                        latest[slot] = turn;
+                    }
+                    (0..20).map(|slot| (format!("{worker}:{slot}"), latest[slot])).collect()
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().unwrap()).collect()
+    });
+    let (node, _directory, _alone) = files.restart();
+    let mut client = Client::connect(&node);
+    for (key, turn) in acknowledged.into_iter().flatten() {
+        assert!(client.ask(&format!("GET {key}")).starts_with(&format!("{turn}:")), "{key}");
+    }
+    node.stop();
+}
