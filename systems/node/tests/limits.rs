@@ -312,3 +312,32 @@ fn a_node_that_stops_sends_the_replies_its_shards_still_owe_each_other() {
         assert!(stopper.join().unwrap() < PATIENCE, "somebody waited in vain");
     }
 }
+
+/// A shard that owes nothing says so once, and others rest on that word: one that took requests in later
+/// could send them to a thread that has ended.
+#[test]
+fn a_node_that_stops_takes_in_no_request_that_comes_later() {
+    let mut config = common::config(2);
+    config.shutdown_wait = 2 * PATIENCE;
+    let node = Node::start(&config).unwrap();
+    let keys = keys_of_shards(&node, "late");
+    // The first connection lives on shard 0, which owes its replies until they are read.
+    let [mut owed, mut late] = [Client::connect(&node), Client::connect(&node)];
+    assert_eq!(owed.ask(&format!("SET {} {}", keys[0], "x".repeat(60_000))), "+OK");
+    assert_eq!(late.ask("PING"), "+PONG");
+    owed.send(&format!("GET {}\r\n", keys[0]).repeat(500));
+    assert_eq!(owed.reply().len(), 60_000);
+    let stopper = std::thread::spawn(move || node.stop());
+    late.stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let answers = |late: &mut Client| {
+        late.send("PING\r\n");
+        let came = late.rest_or_pong();
+        std::thread::sleep(Duration::from_millis(20));
+        came
+    };
+    let answered = (0..100).take_while(|_| answers(&mut late)).count();
+    assert!(answered < 100, "a node that stops went on serving");
+    (1..500).for_each(|_| assert_eq!(owed.reply().len(), 60_000));
+    stopper.join().unwrap();
+    assert_eq!(late.rest(), b"");
+}

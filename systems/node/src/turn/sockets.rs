@@ -154,7 +154,8 @@ impl ShardThread {
                 connection.needs_several || connection.hold != Hold::No || connection.again;
             // What was read and not executed stays bounded: the socket can wait.
             let ahead = connection.resume && connection.session.pending_bytes() >= READ_AHEAD_BYTES;
-            if readiness.readable && connection.life == Life::Open && !waiting && !ahead {
+            let wanted = connection.life == Life::Open && !thread.is_winding_down();
+            if readiness.readable && wanted && !waiting && !ahead {
                 let before = connection.session.pending_bytes();
                 match connection.read() {
                     ReadOutcome::Bytes => {
@@ -369,6 +370,7 @@ impl ShardThread {
 
     pub(super) fn flush(&mut self, slot: u32) {
         let pause_bytes = self.output_pause_bytes();
+        let takes_in = !self.is_winding_down();
         let Some(connection) = self.connections.get_mut(slot as usize).and_then(Option::as_mut)
         else {
             return;
@@ -415,7 +417,8 @@ impl ShardThread {
             self.remove(slot);
             return;
         }
-        let interest = connection.wanted_interest(pause_bytes);
+        let mut interest = connection.wanted_interest(pause_bytes);
+        interest.readable &= takes_in;
         if interest != connection.interest {
             connection.interest = interest;
             if self.poller.modify(&connection.stream, u64::from(slot), interest).is_err() {

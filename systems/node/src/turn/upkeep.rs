@@ -2,7 +2,9 @@
 //! maintaining the store between batches, and the end of the thread.
 //!
 //! Invariants: each step is bounded, so that no client waits long for it; a stopping node's thread
-//! goes on until every reply owed anywhere was sent or its time is up.
+//! goes on until every reply owed anywhere was sent or its time is up, and from its first step of that
+//! kind it takes no request in. So a shard that owed nothing owes nothing later: once all shards said so,
+//! no client can need any of their threads.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -104,7 +106,10 @@ impl ShardThread {
         for slot in idle {
             self.remove(slot);
         }
-        for slot in std::mem::take(&mut self.held_back) {
+        // A node that stops takes up no request that CLIENT PAUSE holds back.
+        let held_back =
+            if self.is_winding_down() { Vec::new() } else { std::mem::take(&mut self.held_back) };
+        for slot in held_back {
             self.with_connection(slot, |thread, connection| {
                 if connection.hold != Hold::Paused {
                     // Another client's by now.
@@ -131,6 +136,11 @@ impl ShardThread {
         self.counters().fabric_clients.store(clients as u64, Ordering::Relaxed);
         let copied = self.fabric.copied_bytes();
         self.counters().fabric_copied_bytes.store(copied, Ordering::Relaxed);
+    }
+
+    /// Whether the node stops and this thread knows it: it takes no request in any more.
+    pub(super) fn is_winding_down(&self) -> bool {
+        self.draining_since_ns.is_some()
     }
 
     /// Called while the node stops; `true` once everything owed was sent or time is up.
