@@ -1,5 +1,7 @@
 //! What can go wrong between the protocol and its machine.
 
+use std::io;
+
 use beeline_fabric::{FabricError, PostError};
 use beeline_paxos::{LayoutError, NodeId};
 
@@ -15,14 +17,14 @@ pub enum LogError {
     Fabric(#[from] FabricError),
     /// A snapshot's file cannot be read.
     #[error("the snapshot cannot be read: {0}")]
-    Snapshot(#[source] std::io::Error),
+    Snapshot(#[source] io::Error),
     /// A post was refused for a reason other than a full queue or a broken connection.
     #[error(transparent)]
     Post(#[from] PostError),
     /// Own memory could not be persisted. The server must stop: what it would promise from now on
     /// it could forget.
     #[error("own memory could not be persisted: {0}")]
-    Persist(#[source] std::io::Error),
+    Persist(#[source] io::Error),
     /// The log region's memory is shorter than its layout.
     #[error("the log needs {needed} bytes of memory and has {found}")]
     TooShort {
@@ -54,5 +56,49 @@ impl LogError {
             Self::Snapshot(_) => true,
             _ => false,
         }
+    }
+
+    /// What to change, where that is known; else nothing.
+    pub(crate) fn advice(&self) -> &'static str {
+        match self {
+            Self::Fabric(error) => advice(error),
+            Self::Snapshot(error) | Self::Persist(error) => advice_of(error),
+            _ => "",
+        }
+    }
+}
+
+/// What to change for the fabric to do what it refused, where that is known; else nothing.
+pub(crate) fn advice(error: &FabricError) -> &'static str {
+    match error {
+        FabricError::System { source, .. } => advice_of(source),
+        _ => "",
+    }
+}
+
+/// The kernel's codes for no more descriptors in the system, and in the process.
+const NO_DESCRIPTORS: [i32; 2] = [23, 24];
+
+fn advice_of(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(code) if NO_DESCRIPTORS.contains(&code) => {
+            "; raise the limit on open files (ulimit -n, LimitNOFILE=), or give this process fewer clusters"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_named_and_no_other_failure_is() {
+        let failed = |code| {
+            let source = io::Error::from_raw_os_error(code);
+            LogError::from(FabricError::System { action: "connecting", source }).advice()
+        };
+        assert!(failed(24).contains("ulimit -n") && failed(23).contains("ulimit -n"));
+        assert_eq!(failed(12), "");
     }
 }

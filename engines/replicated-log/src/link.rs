@@ -26,8 +26,6 @@ const STATUS_OFFSET: u64 = SEND_OFFSET + SENDS * RECEIVE_BYTES;
 pub(crate) const CONTROL_BYTES: usize = STATUS_OFFSET as usize + 64;
 /// Where the beat of the peer's thread is read to.
 const BEAT_OFFSET: u64 = STATUS_OFFSET + 16;
-/// An answer to a request for access is waited for so long; then another attempt is made.
-const ANSWER_NS: u64 = 2_000_000_000;
 /// Marks a completion of a status read.
 pub(crate) const STATUS_READ: u64 = u64::MAX;
 /// Marks a completion of a read of a beat.
@@ -151,23 +149,11 @@ pub(crate) struct Offered {
     /// The request it went with. The same request again is this attempt again: an answer may take
     /// longer than the pause between requests.
     pub(crate) request: Message,
-    pub(crate) since_ns: u64,
+    /// Another one is offered then, if this one is not answered or connected.
+    pub(crate) until_ns: u64,
     pub(crate) qp: Box<dyn QueuePair>,
     /// Told to the replica once connected.
     pub(crate) grant: Option<(AccessKey, Event<'static>)>,
-}
-
-impl Offered {
-    /// Whether `message` asks for the same, and an answer may still come.
-    pub(crate) fn is_for(&self, message: &Message, now_ns: u64) -> bool {
-        let same = match (&self.request, message) {
-            (Message::RequestVote { term, .. }, Message::RequestVote { term: again, .. })
-            | (Message::Follow { term }, Message::Follow { term: again }) => term == again,
-            _ => false,
-        };
-        same && now_ns.saturating_sub(self.since_ns) < ANSWER_NS
-            && self.qp.state() != QueuePairState::Error
-    }
 }
 
 /// The answer to a request for access, for when the request comes again.
@@ -186,7 +172,11 @@ pub(crate) struct Link {
     pub(crate) control: Option<Control>,
     pub(crate) offered: Option<Offered>,
     pub(crate) data: Option<Data>,
-    /// The peer's last request for access: its attempt and connection data.
+    /// How long the next offer is waited for to be answered, nanoseconds.
+    pub(crate) answer_ns: u64,
+    /// The peer's newest request for access, which the protocol has not seen: attempt, connection data, words.
+    pub(crate) request: Option<(u32, Vec<u8>, Message)>,
+    /// Of the peer's last request for access, the attempt and connection data.
     pub(crate) asked: Option<(u32, Vec<u8>)>,
     pub(crate) answered: Option<Answered>,
     /// A snapshot on its way there.
@@ -198,8 +188,21 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn new(peer: NodeId) -> Self {
-        let (control, offered, data, asked, answered) = (None, None, None, None, None);
+        let (control, offered, data, answer_ns) = (None, None, None, 0);
+        let (request, asked, answered) = (None, None, None);
         let (outgoing, asking, answering) = (None, None, None);
-        Self { peer, control, offered, data, asked, answered, outgoing, asking, answering }
+        Self {
+            peer,
+            control,
+            offered,
+            data,
+            answer_ns,
+            request,
+            asked,
+            answered,
+            outgoing,
+            asking,
+            answering,
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! A server of the cluster: the protocol's commands, carried out.
 
+mod access;
 mod forwards;
 mod hosted;
 mod operations;
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use beeline_fabric::{
     Access, CompletionQueue, ConnectInfo, Device, FabricError, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairOptions, QueuePairState, RemoteKey, Role, WorkCompletion,
+    QueuePair, QueuePairOptions, RemoteKey, Role, WorkCompletion,
 };
 use beeline_os::memory::{MemoryObject, copy_out, load_u64, store_u64};
 use beeline_paxos::{
@@ -22,19 +23,18 @@ use beeline_paxos::{
 };
 
 use crate::bulk::{Incoming, Received};
-use crate::error::LogError;
+use crate::error::{LogError, advice};
 use crate::forward::News;
 use crate::frame::{Content, Frame};
-use crate::link::{
-    Answered, BEAT_READ, CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT,
-    STATUS_READ,
-};
+use crate::link::{BEAT_READ, CONTROL_BYTES, Control, Link, Posted, RECEIVES, SENT, STATUS_READ};
 use crate::region::Memory;
 use crate::shared::Shared;
 use operations::ranges;
 
 /// Between two ticks of the protocol's clock, nanoseconds.
 const TICK_NS: u64 = 5_000_000;
+/// A revocation that the fabric refused is asked for again after this, nanoseconds.
+const FENCE_RETRY_NS: u64 = 50_000_000;
 const COMPLETIONS: usize = 64;
 /// A silent peer holds up an operation for so long, where the provider has to wait for it.
 const TRANSPORT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -100,8 +100,8 @@ pub struct Member {
     links: Vec<Link>,
     attempt: u32,
     ticked_ns: Option<u64>,
-    /// The fabric refused a revocation; it is asked again.
-    fence_due: bool,
+    /// The fabric refused a revocation: when it is asked again.
+    fence_due_ns: Option<u64>,
     fence_failures: u64,
     /// Where a snapshot that arrives is written; none is taken without.
     incoming_path: Option<PathBuf>,
@@ -169,7 +169,7 @@ impl Member {
             links: Vec::new(),
             attempt: 0,
             ticked_ns: None,
-            fence_due: false,
+            fence_due_ns: None,
             fence_failures: 0,
             incoming_path: None,
             incoming: None,
@@ -197,7 +197,7 @@ impl Member {
     ///
     /// Errors: [`LogError::Fabric`], [`LogError::Post`].
     pub fn listen(&mut self, peer: NodeId) -> Result<Endpoint, LogError> {
-        let memory = self.device.allocate_memory(CONTROL_BYTES)?;
+        let memory = self.own_memory(CONTROL_BYTES)?;
         let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
         let qp = self.queue_pair(32)?;
         let mut control = Control::new(qp, region);
@@ -209,6 +209,7 @@ impl Member {
         let before = link.control.replace(control);
         // What was asked for or answered through it is lost.
         (link.offered, link.asked, link.answered) = (None, None, None);
+        link.request = None;
         self.end_forwards(peer);
         // What the connection before did not answer, it never will.
         for _ in 0..before.map_or(0, |control| control.reading) {
@@ -307,12 +308,13 @@ impl Member {
         for completion in &completions[..count] {
             self.on_completion(completion, now_ns, upward)?;
         }
+        self.take_requests(upward)?;
         self.look_at_offers(upward)?;
         self.pump_snapshots();
         self.pump_forwards();
         if self.ticked_ns.is_none_or(|then_ns| now_ns.saturating_sub(then_ns) >= TICK_NS) {
             self.ticked_ns = Some(now_ns);
-            if self.fence_due {
+            if self.fence_due_ns.is_some_and(|due_ns| now_ns >= due_ns) {
                 self.fence();
             }
             self.event(Event::Tick { now_ns }, upward)?;
@@ -382,7 +384,11 @@ impl Member {
     /// Without one the message is lost, as messages may be.
     fn data_queue_pair_or_none(&self) -> Option<Box<dyn QueuePair>> {
         let made = self.data_queue_pair();
-        made.inspect_err(|error| tracing::warn!(%error, "no queue pair for a promise")).ok()
+        made.inspect_err(|error| {
+            let advice = error.advice();
+            tracing::warn!(%error, "no queue pair for a promise{advice}");
+        })
+        .ok()
     }
 
     fn execute(&mut self, command: Command, upward: &mut Vec<Command>) -> Result<(), LogError> {
@@ -470,14 +476,17 @@ impl Member {
     fn fence(&mut self) {
         match self.revoke() {
             Ok(key) => {
-                self.fence_due = false;
+                self.fence_due_ns = None;
                 self.events.push_back(Event::Fenced { key });
             }
             Err(error) => {
-                if !self.fence_due {
-                    tracing::warn!(%error, "the log region cannot be taken back; trying again");
+                if self.fence_due_ns.is_none() {
+                    let advice = advice(&error);
+                    tracing::warn!(%error, "the log region cannot be taken back; trying again{advice}");
                 }
-                self.fence_due = true;
+                // A member that tried at each tick would take the time of those that can.
+                let now_ns = self.ticked_ns.unwrap_or_default();
+                self.fence_due_ns = Some(now_ns.saturating_add(FENCE_RETRY_NS));
                 self.fence_failures += 1;
             }
         }
@@ -494,46 +503,6 @@ impl Member {
         let key = AccessKey(region.remote_key().0);
         self.log_region = Some(region);
         Ok(key)
-    }
-
-    /// Messages may be lost, so one that cannot be sent is.
-    fn send(&mut self, to: NodeId, message: Message) {
-        let (mut attempt, mut info) = (0, Vec::new());
-        let mut told = None;
-        match message {
-            Message::RequestVote { .. } | Message::Follow { .. } => {
-                let now_ns = self.ticked_ns.unwrap_or_default();
-                let offered = self.link(to).offered.as_ref();
-                if let Some(offered) = offered.filter(|offered| offered.is_for(&message, now_ns)) {
-                    (attempt, info) = (offered.attempt, offered.qp.connect_info().0);
-                } else {
-                    let Some(qp) = self.data_queue_pair_or_none() else { return };
-                    self.attempt = self.attempt.wrapping_add(1);
-                    (attempt, info) = (self.attempt, qp.connect_info().0);
-                    let (request, since_ns, grant) = (message, now_ns, None);
-                    let offered = Offered { attempt, request, since_ns, qp, grant };
-                    self.link(to).offered = Some(offered);
-                }
-            }
-            Message::Vote { grant, .. } | Message::Following { grant, .. } => {
-                told = Some(grant.key);
-                let Some((asked, peer)) = self.link(to).asked.take() else { return };
-                let Some(mut qp) = self.data_queue_pair_or_none() else { return };
-                attempt = asked;
-                info = qp.connect_info().0;
-                if qp.connect(&ConnectInfo(peer), Role::Passive).is_err() {
-                    return;
-                }
-                self.held = Some(qp);
-            }
-            _ => {}
-        }
-        self.send_frame(to, attempt, Content::Protocol(message), info);
-        if let Some(key) = told {
-            // What was sent last is what `send_frame` left.
-            let frame = self.bytes.clone();
-            self.link(to).answered = Some(Answered { attempt, key, frame });
-        }
     }
 
     fn send_frame(&mut self, to: NodeId, attempt: u32, content: Content, info: Vec<u8>) {
@@ -687,64 +656,17 @@ impl Member {
                 return Ok(());
             }
         };
-        let event = Event::Message { from, message };
         match message {
             Message::RequestVote { .. } | Message::Follow { .. } => {
-                let key = self.log_region.as_ref().map(|region| region.remote_key().0);
-                let holds = |answered: &&Answered| {
-                    answered.attempt == frame.attempt && Some(answered.key.0) == key
-                };
-                let answered = link.answered.as_ref().filter(holds);
-                if let (Some(answered), Some(control)) = (answered, &mut link.control) {
-                    // A new promise would undo the one that the asker is about to hear of.
-                    let _ = control.send(&answered.frame);
-                    return Ok(());
-                }
-                link.asked = Some((frame.attempt, frame.info));
+                link.request = Some((frame.attempt, frame.info, message));
+                Ok(())
             }
             Message::Vote { grant, .. } | Message::Following { grant, .. } => {
-                // Told to the protocol once the queue pair is connected.
-                let offered = link.offered.as_mut();
-                let Some(offered) = offered
-                    .filter(|offered| offered.attempt == frame.attempt && offered.grant.is_none())
-                else {
-                    return Ok(());
-                };
-                if offered.qp.connect(&ConnectInfo(frame.info), Role::Active).is_ok() {
-                    offered.grant = Some((grant.key, event));
-                }
-                return Ok(());
+                let now_ns = self.ticked_ns.unwrap_or_default();
+                link.on_grant((frame.attempt, frame.info), (grant.key, message), now_ns);
+                Ok(())
             }
-            _ => {}
+            _ => self.event(Event::Message { from, message }, upward),
         }
-        self.event(event, upward)
-    }
-
-    fn look_at_offers(&mut self, upward: &mut Vec<Command>) -> Result<(), LogError> {
-        for index in 0..self.links.len() {
-            let link = &mut self.links[index];
-            let Some(offered) = &link.offered else { continue };
-            let state = offered.qp.state();
-            if offered.grant.is_none() || state == QueuePairState::Init {
-                continue;
-            }
-            let Some(Offered { qp, grant: Some((key, event)), .. }) = link.offered.take() else {
-                continue;
-            };
-            if state != QueuePairState::ReadyToSend {
-                continue;
-            }
-            let slots = self.options.operation_slots * self.start.layout.slot_bytes();
-            let memory = self.device.allocate_memory(slots as usize + 64)?;
-            let scratch = self.domain.register(memory, Access::LOCAL_WRITE)?;
-            let data = Data { key, qp, posted: VecDeque::new(), scratch };
-            let link = &mut self.links[index];
-            let (peer, old) = (link.peer, link.data.replace(data));
-            if let Some(old) = old {
-                self.event(Event::AccessLost { peer, key: old.key }, upward)?;
-            }
-            self.event(event, upward)?;
-        }
-        Ok(())
     }
 }

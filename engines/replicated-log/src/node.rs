@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_fabric::{Device, FabricError};
 use beeline_paxos::{
     Batch, Change, ClusterId, Command, Configuration, Event, NodeId, Options, Position, RoleName,
-    Sessions, Start,
+    Sessions, Start, Term,
 };
 
 pub(crate) use self::follow::Question;
@@ -53,7 +53,7 @@ use crate::transport::Transport;
 
 /// Between two ticks of a member that has nothing to do: it looks at its commit word, or lets its
 /// beats go on.
-const IDLE_NS: u64 = 10_000_000;
+pub(crate) const IDLE_NS: u64 = 10_000_000;
 /// A ring that has had no room for so long, because snapshots fail, takes no commands.
 const FULL_NS: u64 = 1_000_000_000;
 /// Between two looks at peers, changes and snapshots, nanoseconds.
@@ -277,6 +277,8 @@ pub struct Node<S> {
     active_ns: u64,
     /// Peers that are connected while it rests.
     connected: Vec<NodeId>,
+    /// The leadership in which it handed over, to rest, or tried to.
+    handed_over: Option<Term>,
 }
 
 /// A place on a thread that members share.
@@ -456,6 +458,7 @@ impl<S: StateMachine> Node<S> {
             seat,
             active_ns: 0,
             connected: Vec::new(),
+            handed_over: None,
         };
         Ok((node, handle))
     }
@@ -511,9 +514,14 @@ impl<S: StateMachine> Node<S> {
     /// Longest sleep, nanoseconds, when there is nothing to do.
     #[must_use]
     pub fn idle_ns(&self, now_ns: u64) -> u64 {
+        self.paused_ns(now_ns).unwrap_or(IDLE_NS)
+    }
+
+    /// How long the next entry has to wait, where one does.
+    fn paused_ns(&self, now_ns: u64) -> Option<u64> {
         let waits = !self.queue.is_empty() || !self.batched.is_empty();
-        let due_ns = self.pace.due_ns().filter(|_| waits);
-        due_ns.map_or(IDLE_NS, |due_ns| due_ns.saturating_sub(now_ns).clamp(50_000, IDLE_NS))
+        let due_ns = self.pace.due_ns().filter(|_| waits)?;
+        Some(due_ns.saturating_sub(now_ns).clamp(50_000, IDLE_NS))
     }
 
     /// Become readable, once armed, when there is something to do: completions, requests.
@@ -575,8 +583,7 @@ impl<S: StateMachine> Node<S> {
         self.lead_no_more_without_room()?;
         self.drive_changes(now_ns)?;
         self.drive_transfers(now_ns)?;
-        self.try_to_rest(now_ns);
-        Ok(())
+        Ok(self.try_to_rest(now_ns)?)
     }
 
     /// Says so where the machine's room ends, or is back: the leader looks once a heartbeat.

@@ -5,6 +5,10 @@
 //! runs. A peer that knows the beat's key reads it through the control connection of any member, for all
 //! members of this thread at once ([`crate::host`]).
 //!
+//! They also share what receives and reads land in: pieces of larger memory, since memory of its own takes a
+//! descriptor, of which a process has few. A piece is not used twice: what a provider still stores for a
+//! connection that is gone lands where nobody looks.
+//!
 //! Invariant: a queue pair is entered before anything is posted on it, so each completion has an owner,
 //! unless that is gone.
 
@@ -14,9 +18,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use beeline_fabric::{
-    Access, CompletionQueue, Device, MemoryRegion, ProtectionDomain, QueuePair, RemoteKey,
+    Access, CompletionQueue, Device, FabricError, MemoryRegion, ProtectionDomain, QueuePair,
+    RemoteKey,
 };
-use beeline_os::memory::store_u64;
+use beeline_os::memory::{MemoryObject, Part, store_u64};
 
 use crate::error::LogError;
 
@@ -24,6 +29,8 @@ use crate::error::LogError;
 const QUEUE_DEPTH: u32 = 1 << 16;
 /// Below so many queue pairs those that are gone are not looked for.
 const FEW: usize = 1024;
+/// Memory that pieces are cut from, bytes: touched where pieces are used. It goes when the last of them does.
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Which thread of which host a member runs on, and the key of that thread's beat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +47,9 @@ struct Owners {
     sweep_at: usize,
 }
 
+/// Memory that pieces are cut from, and how much of it is cut.
+type Chunk = Option<(Arc<dyn MemoryObject>, usize)>;
+
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Shared {
@@ -49,6 +59,7 @@ pub(crate) struct Shared {
     host: u64,
     beat: MemoryRegion,
     owners: Rc<RefCell<Owners>>,
+    chunk: Rc<RefCell<Chunk>>,
 }
 
 impl Shared {
@@ -61,7 +72,34 @@ impl Shared {
         let depth = device.attributes().max_completion_queue_depth.min(QUEUE_DEPTH);
         let queue = device.create_completion_queue(depth)?;
         let owners = Rc::new(RefCell::new(Owners { of: HashMap::new(), sweep_at: FEW }));
-        Ok(Self { device, domain, queue, host, beat, owners })
+        Ok(Self { device, domain, queue, host, beat, owners, chunk: Rc::default() })
+    }
+
+    /// Memory for what this side alone is told: received messages, and what it reads.
+    ///
+    /// Errors: the fabric's.
+    pub(crate) fn own_memory(&self, length: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        if length == 0 || length > CHUNK_BYTES / 4 {
+            return self.device.allocate_memory(length);
+        }
+        let mut chunk = self.chunk.borrow_mut();
+        let cut = |(whole, used): &(Arc<dyn MemoryObject>, usize)| {
+            Part::new(Arc::clone(whole), *used, length)
+        };
+        let piece = match chunk.as_ref().and_then(cut) {
+            Some(piece) => piece,
+            None => {
+                let whole = self.device.allocate_memory(CHUNK_BYTES)?;
+                let first = cut(&(Arc::clone(&whole), 0));
+                *chunk = Some((whole, 0));
+                let Some(first) = first else { return self.device.allocate_memory(length) };
+                first
+            }
+        };
+        if let Some((_, used)) = chunk.as_mut() {
+            *used += length.next_multiple_of(Part::ALIGNMENT);
+        }
+        Ok(Arc::new(piece))
     }
 
     pub(crate) fn beat(&self) -> Beat {

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use beeline_verify_clients::free_port;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 /// Nothing takes longer; many clusters take a while to begin.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -39,6 +39,17 @@ impl Process {
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
         kill_process(pid, signal).unwrap();
+    }
+}
+
+impl Process {
+    /// Lets it open so many more files; what it may at the most without a number.
+    fn let_open(&self, more: Option<u64>) {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count();
+        let pid = Pid::from_raw(self.child.id().cast_signed());
+        let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+        let current = more.map(|more| open as u64 + more).or(maximum);
+        prlimit(pid, Resource::Nofile, Rlimit { current, maximum }).unwrap();
     }
 }
 
@@ -182,6 +193,11 @@ fn clusters_on_three_processes_rest_and_survive_hosts_that_stop_and_die() {
     let clusters = clusters.unwrap_or(30);
     let mut hosts = Hosts::new("shm", clusters);
     let all = [0, 1, 2];
+    // The hosts started one after the other, and none leads all that it found without a leader.
+    hosts.rest();
+    let led = all.map(|host| hosts.leads(host));
+    println!("{clusters} clusters at rest, led by {led:?}");
+    assert!(led.iter().all(|led| *led >= clusters as u64 / 5), "{led:?}");
     for spent in hosts.idle() {
         let [_, _, wakeups, turns, _, ran_ns, waits] = spent[..] else { panic!("{spent:?}") };
         let ran_ms = ran_ns as f64 / 1e6;
@@ -223,4 +239,40 @@ fn clusters_on_three_processes_rest_and_survive_hosts_that_stop_and_die() {
     hosts.start(killed);
     eventually("it is back", || hosts.has(killed, some, 3).then_some(()));
     hosts.rest();
+}
+
+/// What its members lack comes from the limit alone: none of them ends for it, and none stays behind once it is
+/// raised.
+#[test]
+fn hosts_that_ran_out_of_descriptors_are_whole_again_when_they_may_have_some() {
+    let clusters = 30;
+    let hosts = Hosts::new("shm", clusters);
+    let all = [0, 1, 2];
+    hosts.rest();
+    let stopped = all.into_iter().max_by_key(|host| hosts.leads(*host)).unwrap();
+    let others: Vec<_> = all.into_iter().filter(|host| *host != stopped).collect();
+    // Some elections succeed, and each takes descriptors for good.
+    all.iter().for_each(|host| hosts.process(*host).let_open(Some(20)));
+    hosts.process(stopped).signal(Signal::STOP);
+    // What they know of roles, terms and leaders.
+    let known = || others.iter().map(|host| hosts.process(*host).ask("roles")).collect::<Vec<_>>();
+    let before = known();
+    eventually("they try to lead its clusters", || (known() != before).then_some(()));
+    hosts.process(stopped).signal(Signal::CONT);
+    // The hosts try in vain for a while.
+    std::thread::sleep(Duration::from_secs(3));
+    all.iter().for_each(|host| hosts.process(*host).let_open(None));
+    hosts.all_led(&all);
+    for host in all {
+        assert_eq!(hosts.numbers(host)[0], clusters as u64, "a member of host {host} has ended");
+    }
+    eventually("each leader appends", || {
+        let done: u64 = all.iter().map(|host| hosts.process(*host).numbers("lead 7")[0]).sum();
+        (done == clusters as u64).then_some(())
+    });
+    for host in all {
+        eventually("every member is up to date", || {
+            (hosts.process(host).numbers("hold 7")[0] == clusters as u64).then_some(())
+        });
+    }
 }

@@ -9,7 +9,7 @@
 //! of a leader that hangs is as old as what this server saw.
 
 use super::leader::Leader;
-use super::{Replica, Role};
+use super::{Replica, Role, RoleName};
 use crate::event::Command;
 use crate::ids::{NodeId, Position, Term};
 use crate::layout::Status;
@@ -156,6 +156,27 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
+    /// Whether a campaign that is due may begin; it may until this says otherwise. A program with servers of
+    /// many clusters lets few of them campaign at a time: a campaign's time is short, and many at once take each
+    /// other's, so that all come to nothing. One that has begun goes on, and other servers are voted for
+    /// as ever.
+    pub fn let_campaign(&mut self, may: bool) {
+        self.may_campaign = may;
+    }
+
+    /// What [`Replica::let_campaign`] said last.
+    #[must_use]
+    pub fn may_campaign(&self) -> bool {
+        self.may_campaign
+    }
+
+    /// Whether it campaigns, hands over, or was elected and has not completed what earlier leaders began.
+    #[must_use]
+    pub fn is_campaigning(&self) -> bool {
+        let hands_over = matches!(&self.role, Role::Leader(leader) if leader.hands_over());
+        hands_over || matches!(self.role(), RoleName::Candidate | RoleName::Recovering)
+    }
+
     pub(super) fn tick_follower(&mut self, commands: &mut Vec<Command>) {
         let (now_ns, patience_ns) = (self.now_ns, ns(self.options.patience));
         let stretched_ns = self.stretched(patience_ns);
@@ -184,7 +205,8 @@ impl<M: LogMemory> Replica<M> {
                     watched.read_ns = now_ns.saturating_add(pause_ns);
                     commands.push(Command::ReadStatus { peer: watched.id });
                 }
-                if !is_led && now_ns >= *campaign_ns && self.promising.is_none() {
+                let may = self.may_campaign && self.promising.is_none();
+                if !is_led && now_ns >= *campaign_ns && may {
                     self.ask(commands);
                 }
             }

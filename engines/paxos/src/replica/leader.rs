@@ -19,6 +19,12 @@ use crate::message::{Grant, Message};
 use crate::options::ns;
 use crate::slot::Kind;
 
+/// A member that does not answer is asked for access so often, once a heartbeat; then after twice as long each
+/// time, and [`LONGEST_PAUSE`] heartbeats at most. One that stands still finds few requests when it goes on, and
+/// its connection does not end for want of room.
+const FREQUENT: u32 = 4;
+const LONGEST_PAUSE: u64 = 16;
+
 /// A follower, as its leader knows it.
 #[derive(Debug)]
 pub(super) struct Peer {
@@ -37,8 +43,9 @@ pub(super) struct Peer {
     told_round: u64,
     /// Operations outstanding: first and last slot.
     in_flight: VecDeque<(Position, Position)>,
-    /// When it was last asked for access.
+    /// When it was last asked for access, and how often since it was heard of.
     asked_ns: Option<u64>,
+    asked: u32,
     status_asked_ns: Option<u64>,
     snapshot_sent_ns: Option<u64>,
     disconnecting: bool,
@@ -63,6 +70,7 @@ impl Peer {
             told_round: 0,
             in_flight: VecDeque::new(),
             asked_ns: None,
+            asked: 0,
             status_asked_ns: None,
             snapshot_sent_ns: None,
             disconnecting: false,
@@ -76,6 +84,7 @@ impl Peer {
     fn gain_access(&mut self, grant: Grant, begun: u64) {
         self.told_round = begun;
         self.key = Some(grant.key);
+        self.asked = 0;
         self.confirmed = grant.committed;
         self.next = grant.committed.next();
         self.snapshot = grant.snapshot;
@@ -102,7 +111,7 @@ impl Peer {
     fn lose_access(&mut self) {
         self.key = None;
         self.in_flight.clear();
-        self.asked_ns = None;
+        (self.asked_ns, self.asked) = (None, 0);
         self.disconnecting = false;
         // A member that is not there, or has stopped, holds up no other member.
         self.short = false;
@@ -219,6 +228,10 @@ impl Leader {
         }
     }
 
+    pub(super) fn hands_over(&self) -> bool {
+        self.transfer.is_some()
+    }
+
     pub(super) fn learns(&self) -> bool {
         self.learner.is_some()
     }
@@ -246,6 +259,23 @@ fn blocks(peer: &Peer, position: Position, slots: u64) -> bool {
 }
 
 impl<M: LogMemory> Replica<M> {
+    /// A member that says something is there: its leader asks it at once for what it did not answer before.
+    pub(super) fn hear(&mut self, from: NodeId) {
+        self.ask_anew(|peer| peer.id == from && peer.asked > FREQUENT);
+    }
+
+    /// A member is connected anew.
+    pub(super) fn hear_all(&mut self) {
+        self.ask_anew(|_| true);
+    }
+
+    fn ask_anew(&mut self, is_there: impl Fn(&Peer) -> bool) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        for peer in leader.peers.iter_mut().filter(|peer| is_there(peer)) {
+            (peer.asked_ns, peer.asked) = (None, 0);
+        }
+    }
+
     /// Everything a leader does without being asked, after each event.
     pub(super) fn drive_leader(&mut self, commands: &mut Vec<Command>) {
         if !matches!(self.role, Role::Leader(_)) {
@@ -436,10 +466,13 @@ impl<M: LogMemory> Replica<M> {
                 peer.disconnecting = true;
                 commands.push(Command::Disconnect { peer: peer.id, key });
             }
-            let waited = peer.asked_ns.is_none_or(|at| since(at) >= ns(options.heartbeat));
+            let pauses = (1 << peer.asked.saturating_sub(FREQUENT).min(16)).min(LONGEST_PAUSE);
+            let pause_ns = ns(options.heartbeat).saturating_mul(pauses);
+            let waited = peer.asked_ns.is_none_or(|at| since(at) >= pause_ns);
             let voted = votes.iter().any(|ballot| ballot.from == peer.id);
             if waited && (peer.key.is_none() || asks_votes && !voted) {
                 peer.asked_ns = Some(now_ns);
+                peer.asked += 1;
                 let message = if asks_votes {
                     Message::RequestVote { term, committed, transfer: false }
                 } else {

@@ -148,6 +148,8 @@ pub struct Replica<M> {
     now_ns: u64,
     /// Campaigns in a row that came to nothing: the next one takes longer.
     failed_campaigns: u32,
+    /// A campaign that is due may begin ([`Replica::let_campaign`]).
+    may_campaign: bool,
     /// Promised: persisted before any answer.
     term: Term,
     voted_for: Option<NodeId>,
@@ -198,6 +200,7 @@ impl<M: LogMemory> Replica<M> {
             random: Randomness::new(start.seed),
             now_ns: 0,
             failed_campaigns: 0,
+            may_campaign: true,
             term,
             voted_for,
             seen_term: term,
@@ -227,7 +230,8 @@ impl<M: LogMemory> Replica<M> {
         }
         match event {
             Event::Tick { now_ns } => self.on_tick(now_ns, commands),
-            Event::Proposed | Event::Wake => {}
+            Event::Proposed => {}
+            Event::Wake => self.hear_all(),
             Event::Silent { peer } => self.on_silent(peer),
             Event::Message { from, message } => self.on_message(from, message, commands),
             Event::Fenced { key } => self.on_fenced(key, commands),
@@ -297,6 +301,7 @@ impl<M: LogMemory> Replica<M> {
         if message.term().0.saturating_sub(known.0) > LONGEST_LEAP {
             return;
         }
+        self.hear(from);
         match message {
             Message::WouldYouVote { term, committed } => {
                 self.on_would_you_vote(from, term, committed, commands);

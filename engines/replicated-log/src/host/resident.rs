@@ -15,7 +15,9 @@ use crate::shared::Beat;
 pub(super) trait Turns {
     fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError>;
     fn is_stopping(&self) -> bool;
-    fn due_ns(&self, now_ns: u64) -> Option<u64>;
+    fn due_ns(&self, now_ns: u64, pause_ns: u64) -> Option<u64>;
+    fn let_campaign(&mut self, may: bool);
+    fn is_campaigning(&self) -> bool;
     fn give(&mut self, completion: WorkCompletion);
     fn has_queue_pair(&self, qp_num: u32) -> bool;
     fn relies_on(&self) -> Option<(Beat, NodeId)>;
@@ -33,8 +35,16 @@ impl<S: StateMachine> Turns for Node<S> {
         Node::is_stopping(self)
     }
 
-    fn due_ns(&self, now_ns: u64) -> Option<u64> {
-        Node::due_ns(self, now_ns)
+    fn due_ns(&self, now_ns: u64, pause_ns: u64) -> Option<u64> {
+        Node::due_ns(self, now_ns, pause_ns)
+    }
+
+    fn let_campaign(&mut self, may: bool) {
+        Node::let_campaign(self, may);
+    }
+
+    fn is_campaigning(&self) -> bool {
+        Node::is_campaigning(self)
     }
 
     fn give(&mut self, completion: WorkCompletion) {
@@ -71,6 +81,8 @@ pub(super) struct Resident {
     pub(super) listed_ns: Option<u64>,
     /// It stands in the list of those to be turned now.
     pub(super) is_ready: bool,
+    /// It campaigned after its last turn.
+    pub(super) campaigns: bool,
     /// The thread of another host that it relies on while it rests.
     pub(super) relies_on: Option<u64>,
     tells: Sender<Result<(), NodeError>>,
@@ -85,8 +97,8 @@ impl Resident {
         tells: Sender<Result<(), NodeError>>,
     ) -> Self {
         let (node, due_ns, listed_ns) = (Box::new(node), Some(0), None);
-        let (is_ready, relies_on) = (false, None);
-        Self { node, due_ns, listed_ns, is_ready, relies_on, tells, _ended: Ended(handle) }
+        let (is_ready, campaigns, relies_on, _ended) = (false, false, None, Ended(handle));
+        Self { node, due_ns, listed_ns, is_ready, campaigns, relies_on, tells, _ended }
     }
 
     /// Ends the member, and tells how.

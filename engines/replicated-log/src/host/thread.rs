@@ -2,6 +2,11 @@
 //!
 //! A member is turned when it has requests, completions, or its time has come; one that rests has no
 //! time. While some rest, the thread beats and looks at other threads' beats twice a heartbeat.
+//!
+//! Where many members are awake at once, as after the death of another host, three bounds keep the thread
+//! from being late for all of them: completions are taken before members are turned for the time alone, and
+//! only [`DUE_A_TURN`] of these between two looks at the completions; the more members are awake, the longer
+//! their pauses ([`pause_ns`]); and few campaign at a time ([`CAMPAIGNS`]).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -18,12 +23,22 @@ use super::Counts;
 use super::resident::Resident;
 use super::watch::Watch;
 use crate::handle::Bell;
-use crate::node::{NodeError, Seat};
+use crate::node::{IDLE_NS, NodeError, Seat};
 use crate::shared::Shared;
 
 /// How long it looks for more before it sleeps.
 const SPIN_NS: u64 = 20_000;
 const COMPLETIONS: usize = 64;
+/// Completions taken in a turn at most: so many that members of a thousand clusters hear at once.
+const COMPLETIONS_A_TURN: usize = 8192;
+/// Members that are turned in a turn because their time has come. Each makes completions, which others wait
+/// for: were all turned between two looks, completions would come faster than they are taken.
+const DUE_A_TURN: usize = 64;
+/// Members that campaign at a time. A campaign takes some milliseconds of processor time at each of its
+/// members, and is given up after [`Options::campaign`].
+const CAMPAIGNS: usize = 32;
+/// So many members that are awake have the shortest pauses.
+const FEW_AWAKE: u64 = 64;
 
 /// Opens a member in its seat; `None`: it could not be, and its opener knows why.
 pub(super) type Opening = Box<dyn FnOnce(Seat) -> Option<Resident> + Send>;
@@ -60,6 +75,8 @@ pub(super) struct Worker {
     due: BinaryHeap<Reverse<(u64, u64)>>,
     watch: Watch,
     resting: u64,
+    /// Those that campaign.
+    campaigning: usize,
     beats: u64,
     beat_ns: u64,
     interval_ns: u64,
@@ -68,6 +85,14 @@ pub(super) struct Worker {
 
 fn ns(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Between two turns of a member that has nothing to do, where `awake` members do not rest: in proportion to
+/// their number, and half a heartbeat at most, nanoseconds. A follower takes its leader for dead after several
+/// heartbeats.
+fn pause_ns(awake: u64, heartbeat_ns: u64) -> u64 {
+    let longest_ns = IDLE_NS.max(heartbeat_ns / 2);
+    (IDLE_NS.saturating_mul(awake) / FEW_AWAKE).clamp(IDLE_NS, longest_ns)
 }
 
 impl Worker {
@@ -97,6 +122,7 @@ impl Worker {
             due: BinaryHeap::new(),
             watch: Watch::new(interval_ns, ns(options.patience)),
             resting: 0,
+            campaigning: 0,
             beats: 0,
             beat_ns: 0,
             interval_ns,
@@ -198,9 +224,14 @@ impl Worker {
         for name in self.bell.line.take() {
             self.make_ready(name);
         }
+        let mut due = 0;
         while let Some(Reverse((listed_ns, name))) = self.due.peek().copied()
             && listed_ns <= now_ns
         {
+            if due == DUE_A_TURN {
+                busy = true;
+                break;
+            }
             self.due.pop();
             let resident = self.members.get_mut(&name);
             let Some(resident) = resident.filter(|member| member.listed_ns == Some(listed_ns))
@@ -209,6 +240,7 @@ impl Worker {
             };
             resident.listed_ns = None;
             if resident.due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
+                due += 1;
                 self.make_ready(name);
             } else {
                 self.list(name);
@@ -218,7 +250,7 @@ impl Worker {
             self.beat(now_ns);
         }
         for name in std::mem::take(&mut self.ready) {
-            busy |= self.turn_one(name, now_ns);
+            busy |= self.turn_one(name);
         }
         Ok(busy)
     }
@@ -247,17 +279,24 @@ impl Worker {
 
     fn take_completions(&mut self) -> Result<bool, FabricError> {
         let mut completions = [WorkCompletion::EMPTY; COMPLETIONS];
-        let count = self.shared.queue.poll(&mut completions)?;
-        for completion in &completions[..count] {
-            // Else of a queue pair that is gone.
-            if let Some(owner) = self.shared.owner(completion.qp_num)
-                && let Some(resident) = self.members.get_mut(&owner)
-            {
-                resident.node.give(*completion);
-                self.make_ready(owner);
+        let mut taken = 0;
+        while taken < COMPLETIONS_A_TURN {
+            let count = self.shared.queue.poll(&mut completions)?;
+            for completion in &completions[..count] {
+                // Else of a queue pair that is gone.
+                if let Some(owner) = self.shared.owner(completion.qp_num)
+                    && let Some(resident) = self.members.get_mut(&owner)
+                {
+                    resident.node.give(*completion);
+                    self.make_ready(owner);
+                }
+            }
+            taken += count;
+            if count < COMPLETIONS {
+                break;
             }
         }
-        Ok(count > 0)
+        Ok(taken > 0)
     }
 
     fn make_ready(&mut self, name: u64) {
@@ -268,10 +307,12 @@ impl Worker {
         }
     }
 
-    fn turn_one(&mut self, name: u64, now_ns: u64) -> bool {
+    fn turn_one(&mut self, name: u64) -> bool {
+        let now_ns = self.now_ns();
         let Some(resident) = self.members.get_mut(&name) else { return false };
         resident.is_ready = false;
         self.counts.turns.fetch_add(1, Ordering::Relaxed);
+        resident.node.let_campaign(resident.campaigns || self.campaigning < CAMPAIGNS);
         let turned = resident.node.turn(now_ns);
         let busy = match turned {
             Ok(busy) => busy,
@@ -285,6 +326,9 @@ impl Worker {
             self.end(name, Ok(()));
             return true;
         }
+        self.campaigning -= usize::from(resident.campaigns);
+        resident.campaigns = resident.node.is_campaigning();
+        self.campaigning += usize::from(resident.campaigns);
         for (peer, beats) in resident.node.beats() {
             if let (Some((beat, leader)), Some(beats)) = (resident.node.relies_on(), beats)
                 && leader == peer
@@ -292,7 +336,8 @@ impl Worker {
                 self.watch.heard(beat.host, beats, now_ns);
             }
         }
-        let due_ns = resident.node.due_ns(now_ns);
+        let awake = self.counts.members.load(Ordering::Relaxed).saturating_sub(self.resting);
+        let due_ns = resident.node.due_ns(now_ns, pause_ns(awake, 2 * self.interval_ns));
         let relies_on = resident.node.relies_on().map(|(beat, leader)| (beat.host, leader));
         let before = std::mem::replace(&mut resident.relies_on, relies_on.map(|(host, _)| host));
         if before.is_some() || relies_on.is_some() {
@@ -318,6 +363,7 @@ impl Worker {
     fn end(&mut self, name: u64, how: Result<(), NodeError>) {
         let Some(resident) = self.members.remove(&name) else { return };
         self.resting -= u64::from(resident.due_ns.is_none());
+        self.campaigning -= usize::from(resident.campaigns);
         self.watch.rely(name, resident.relies_on, None, self.beat_ns);
         self.counts.members.store(self.members.len() as u64, Ordering::Relaxed);
         self.counts.resting.store(self.resting, Ordering::Relaxed);
@@ -346,5 +392,21 @@ impl Worker {
         self.shared.sweep(|name, qp_num| {
             members.get(&name).is_some_and(|resident| resident.node.has_queue_pair(qp_num))
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_more_members_are_awake_the_longer_they_pause_and_no_leader_is_taken_for_dead() {
+        let options = Options::default();
+        let pause_ns = |awake| super::pause_ns(awake, ns(options.heartbeat));
+        assert_eq!(pause_ns(1), IDLE_NS);
+        assert_eq!(pause_ns(FEW_AWAKE), IDLE_NS);
+        assert_eq!(pause_ns(3 * FEW_AWAKE), 3 * IDLE_NS);
+        // A follower looks once more in its pause, and the leader's beat may have moved right behind.
+        assert!(4 * pause_ns(u64::MAX) <= ns(options.patience));
     }
 }

@@ -4,8 +4,8 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use beeline_fabric::{QueuePair, QueuePairOptions, WorkCompletion};
-use beeline_os::memory::load_u64;
+use beeline_fabric::{FabricError, QueuePair, QueuePairOptions, WorkCompletion};
+use beeline_os::memory::{MemoryObject, load_u64};
 use beeline_paxos::{Event, NodeId, Options, Start};
 
 use super::{Durability, Member, MemberMemory};
@@ -42,6 +42,16 @@ impl Member {
             shared.own(qp.as_ref(), *name);
         }
         Ok(qp)
+    }
+
+    /// Memory for what peers send, and for what is read from them.
+    ///
+    /// Errors: the fabric's.
+    pub(super) fn own_memory(&self, length: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        match &self.shared {
+            Some((shared, _)) => shared.own_memory(length),
+            None => self.device.allocate_memory(length),
+        }
     }
 
     /// A completion of one of its queue pairs; the next poll takes it.
@@ -81,6 +91,11 @@ impl Member {
             !control.and_then(|link| link.control.as_ref()).is_some_and(Control::is_ready)
         };
         self.replica.rest(is_away)
+    }
+
+    /// [`beeline_paxos::Replica::let_campaign`].
+    pub(crate) fn let_campaign(&mut self, may: bool) {
+        self.replica.let_campaign(may);
     }
 
     /// Which thread `peer` runs on, where it shares one, and how its beat is read.
@@ -125,7 +140,7 @@ impl Member {
             link.outgoing.is_some() && link.control.as_ref().is_some_and(Control::is_ready)
         };
         let asks = |link: &Link| link.asking.is_some() || sends(link);
-        self.fence_due
+        self.fence_due_ns.is_some()
             || self.incoming.as_ref().is_some_and(|incoming| incoming.is_alive(now_ns))
             || self.received.is_some()
             || !self.given.is_empty()

@@ -4,9 +4,12 @@
 //! rest as well ([`beeline_paxos::Replica::rest`]). From then on the thread turns neither for the time. It
 //! does for requests, messages, and connections that break; and it watches over the thread that the
 //! leader runs on ([`crate::host`]).
+//!
+//! Before it rests, a leader hands over to the member that its cluster's number names, so that the hosts of
+//! many clusters lead equally many of them, whichever host was there first.
 
 use beeline_fabric::WorkCompletion;
-use beeline_paxos::{Event, NodeId, RoleName};
+use beeline_paxos::{ClusterId, Event, NodeId, RoleName};
 
 use super::{Node, NodeError};
 use crate::error::LogError;
@@ -15,6 +18,14 @@ use crate::shared::Beat;
 
 /// A member that is not connected for so long, while nothing else happens, is not waited for.
 const AWAY_NS: u64 = 5_000_000_000;
+
+/// The member that leads a cluster which rests: a third of a host's clusters each, where they have three. The
+/// golden ratio spreads neighbouring numbers, and those of one thread, which are some numbers apart.
+fn rightful(cluster: ClusterId, members: &[NodeId]) -> Option<NodeId> {
+    let mixed = cluster.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let index = mixed.checked_rem(members.len() as u64)?;
+    members.get(index as usize).copied()
+}
 
 impl<S: StateMachine> Node<S> {
     /// A replica that rests is told the time before anything else. True if it rests.
@@ -64,9 +75,17 @@ impl<S: StateMachine> Node<S> {
             || members.all(|id| id == replica.id() || member.is_connected(id))
     }
 
+    /// Whom this leader hands over to before it rests: once in a leadership, whatever comes of it.
+    fn heir(&self) -> Option<NodeId> {
+        let replica = self.member.replica();
+        let heir = rightful(self.home.cluster(), replica.configuration().members())?;
+        let is_new = self.handed_over != Some(replica.term());
+        (is_new && heir != replica.id() && self.member.is_connected(heir)).then_some(heir)
+    }
+
     /// Rests, if there is nothing to do.
-    pub(super) fn try_to_rest(&mut self, now_ns: u64) {
-        let Some(seat) = &self.seat else { return };
+    pub(super) fn try_to_rest(&mut self, now_ns: u64) -> Result<(), LogError> {
+        let Some(seat) = &self.seat else { return Ok(()) };
         let quiet_ns = now_ns.saturating_sub(self.active_ns);
         let (member, replica) = (&self.member, self.member.replica());
         let own = replica.id();
@@ -79,10 +98,23 @@ impl<S: StateMachine> Node<S> {
             && self.has_connections(now_ns)
             && watched
             && !self.has_errands()
-            && self.member.rest()
         {
-            tracing::debug!(id = %own, "nothing to do: the log rests");
+            if let Some(to) = self.heir() {
+                if !replica.may_campaign() {
+                    return Ok(());
+                }
+                self.handed_over = Some(replica.term());
+                tracing::debug!(id = %own, %to, "nothing to do: the leader hands over before it rests");
+                let mut upward = std::mem::take(&mut self.upward);
+                let begun = self.member.event(Event::Transfer { to }, &mut upward);
+                self.upward = upward;
+                return begun;
+            }
+            if self.member.rest() {
+                tracing::debug!(id = %own, "nothing to do: the log rests");
+            }
         }
+        Ok(())
     }
 
     fn has_errands(&self) -> bool {
@@ -101,11 +133,23 @@ impl<S: StateMachine> Node<S> {
             || self.member.has_errands()
     }
 
-    /// When it is to be turned next, if nothing happens before; `None`: it rests.
-    pub(crate) fn due_ns(&self, now_ns: u64) -> Option<u64> {
+    /// When it is to be turned next, if nothing happens before: after `pause_ns` where nothing is to be done
+    /// sooner. `None`: it rests.
+    pub(crate) fn due_ns(&self, now_ns: u64, pause_ns: u64) -> Option<u64> {
         let rests = self.member.replica().is_resting();
         let rests = rests && !self.has_errands() && self.has_connections(now_ns);
-        (!rests).then(|| now_ns.saturating_add(self.idle_ns(now_ns)))
+        let pause_ns = self.paused_ns(now_ns).unwrap_or(pause_ns);
+        (!rests).then(|| now_ns.saturating_add(pause_ns))
+    }
+
+    /// [`beeline_paxos::Replica::let_campaign`].
+    pub(crate) fn let_campaign(&mut self, may: bool) {
+        self.member.let_campaign(may);
+    }
+
+    /// [`beeline_paxos::Replica::is_campaigning`].
+    pub(crate) fn is_campaigning(&self) -> bool {
+        self.member.replica().is_campaigning()
     }
 
     /// Where it follows a leader that rests: the thread that one runs on, and that leader.
@@ -140,5 +184,26 @@ impl<S: StateMachine> Node<S> {
 
     pub(crate) fn beats(&mut self) -> Vec<(NodeId, Option<u64>)> {
         self.member.beats().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_members_of_many_clusters_lead_equally_many_of_them_on_every_thread() {
+        let members = [1, 2, 3].map(NodeId);
+        for threads in 1..=4 {
+            for thread in 0..threads {
+                let clusters = (0..300).map(|number| ClusterId(thread + threads * number));
+                let mut led = [0; 3];
+                clusters.filter_map(|cluster| rightful(cluster, &members)).for_each(|id| {
+                    led[usize::from(id.0) - 1] += 1;
+                });
+                assert!(led.iter().all(|led| (80..=120).contains(led)), "{threads}: {led:?}");
+            }
+        }
+        assert_eq!(rightful(ClusterId(7), &[]), None);
     }
 }

@@ -6,6 +6,8 @@
 //!
 //! ```text
 //! append CLUSTER ITEM       list CLUSTER
+//! lead ITEM                 appends it in each cluster that it is the leader of; in how many
+//! hold ITEM                 how many clusters have it here
 //! leads                     of how many clusters it is the leader
 //! roles                     of each cluster: its role, term, leader, and which members it is connected to
 //! threads                   members, members at rest, wake-ups, turns, silences; what its threads ran,
@@ -80,6 +82,30 @@ fn respond(host: &Host, members: &[Handle], line: &str) -> Result<String, Failur
             let answer = member(cluster)?.read(vec![1], Consistency::Stale, LIMIT)?;
             let list: Vec<_> = items(&answer).iter().map(u32::to_string).collect();
             format!("ok {}", list.join(","))
+        }
+        ["lead", item] => {
+            let command = append(1, item.parse()?);
+            let led = members.iter().filter(|member| member.status().role == RoleName::Leader);
+            let (sender, answers) = std::sync::mpsc::channel();
+            for member in led {
+                let sender = sender.clone();
+                // Its receiver waits for as many.
+                let tell = move |outcome: Result<_, _>| {
+                    let _ = sender.send(outcome.is_ok());
+                };
+                member.propose(NO_SESSION, 0, command.clone(), tell);
+            }
+            drop(sender);
+            format!("ok {}", answers.iter().filter(|done| *done).count())
+        }
+        ["hold", item] => {
+            let item: u32 = item.parse()?;
+            let mut count = 0;
+            for member in members {
+                let answer = member.read(vec![1], Consistency::Stale, LIMIT)?;
+                count += usize::from(items(&answer).contains(&item));
+            }
+            format!("ok {count}")
         }
         ["leads"] => {
             let leads = |member: &&Handle| member.status().role == RoleName::Leader;
