@@ -5,14 +5,18 @@
 //!  4  cluster u64                        40  attempt u64         72  length of contact u16
 //! 12  from u16, to u16                   48  slots u64
 //! 16  expects u64                          56  bytes per slot u64
-//! 24  instance u64                      74  host u64, key of its beat u64   90  contact
+//! 24  instance u64                      74  host u64, key of its beat u64
+//!                                       90  line u64                100  contact
+//!                                       98  threads u16
 //! ```
 //!
 //! Little endian. The *instance* was drawn when the member's directory was made; what the sender
 //! *expects* is the receiver's, or 0. The *incarnation* counts how often the directory was opened,
 //! the *attempt* the connections since. So a second server under one name shows, and so does a
 //! hello that was recorded and is played again. A member that shares its thread with others tells which
-//! *host* that is ([`crate::host`]); 0: it has a thread of its own.
+//! *host* that is ([`crate::host`]), and how many *threads* that has; 0: it has a thread of its own. The *line*
+//! is that which the control connection goes through; 0: it has a queue pair of its own. A greeting
+//! that names a line both know comes without connection data.
 
 use beeline_fabric::RemoteKey;
 use beeline_paxos::{ClusterId, Layout, MAX_CONTACT_BYTES, NodeId};
@@ -23,9 +27,12 @@ use crate::shared::Beat;
 const MAGIC: [u8; 3] = *b"BLH";
 /// Of hellos, frames, formats in memory that peers read, and what services put into entries. 2: units
 /// name their service. 3: what members compare covers effects instead of replies. 4: members forward over
-/// fabric. 5: leaders rest, and hosts have beats.
-pub const VERSION: u8 = 5;
-const HEADER_BYTES: usize = 90;
+/// fabric. 5: leaders rest, and hosts have beats. 6: hosts share control connections.
+pub const VERSION: u8 = 6;
+const HEADER_BYTES: usize = 100;
+
+/// Why a greeting over a line is refused: the dialler makes another.
+pub(crate) const NO_LINE: &str = "the line that the greeting names is not known here";
 
 /// One hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,11 +48,13 @@ pub(crate) struct Hello {
     pub(crate) slot_bytes: u64,
     pub(crate) status: u64,
     pub(crate) beat: Option<Beat>,
+    pub(crate) line: u64,
+    pub(crate) threads: u16,
     pub(crate) contact: Vec<u8>,
 }
 
-/// Why two members do not connect. Each but [`HelloError::Busy`] and [`HelloError::Replayed`]
-/// needs a person.
+/// Why two members do not connect. Each but [`HelloError::Busy`], [`HelloError::Replayed`] and
+/// [`HelloError::NoLine`] needs a person.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HelloError {
@@ -99,6 +108,9 @@ pub enum HelloError {
         /// The peer.
         id: NodeId,
     },
+    /// The line that the greeting names has ended here, or never was on this thread.
+    #[error("{NO_LINE}")]
+    NoLine,
     /// The fabric refused.
     #[error("the peer could not be connected: {reason}")]
     Fabric {
@@ -132,6 +144,8 @@ impl Hello {
         let (host, key) = self.beat.map_or((0, 0), |beat| (beat.host, beat.key.0));
         bytes.extend_from_slice(&host.to_le_bytes());
         bytes.extend_from_slice(&key.to_le_bytes());
+        bytes.extend_from_slice(&self.line.to_le_bytes());
+        bytes.extend_from_slice(&self.threads.to_le_bytes());
         bytes.extend_from_slice(&self.contact);
         bytes
     }
@@ -170,6 +184,8 @@ impl Hello {
             status: long(64),
             beat: Some(Beat { host: long(74), key: RemoteKey(long(82)) })
                 .filter(|beat| beat.host != 0),
+            line: long(90),
+            threads: short(98),
             contact: contact.to_vec(),
         })
     }
@@ -223,6 +239,8 @@ mod tests {
             slot_bytes: 128,
             status: 6,
             beat: Some(Beat { host: 7, key: RemoteKey(8) }),
+            line: 9,
+            threads: 2,
             contact: b"here".to_vec(),
         }
     }

@@ -79,6 +79,7 @@ struct Counts {
     members: AtomicU64,
     resting: AtomicU64,
     silences: AtomicU64,
+    lines: AtomicU64,
 }
 
 /// What one thread of a host did, and has.
@@ -94,6 +95,8 @@ pub struct ThreadStatus {
     pub resting: u64,
     /// Threads of other hosts that were taken for dead because their beats stood still.
     pub silences: u64,
+    /// Control connections to threads of other hosts, which all its members share.
+    pub lines: u64,
 }
 
 struct Member {
@@ -194,13 +197,18 @@ impl Host {
         let (none, members) = (Vec::new(), Arc::default());
         let mut host = Self { config, threads: none, members };
         for number in 0..threads.max(1) {
-            let thread = host.start_thread(number, rest)?;
+            let all = u16::try_from(threads.max(1)).unwrap_or(u16::MAX);
+            let thread = host.start_thread((number, all), rest)?;
             host.threads.push(thread);
         }
         Ok(host)
     }
 
-    fn start_thread(&self, number: usize, rest: Duration) -> Result<Thread, NodeError> {
+    fn start_thread(
+        &self,
+        (number, threads): (usize, u16),
+        rest: Duration,
+    ) -> Result<Thread, NodeError> {
         let (tasks, queue) = channel();
         let bell = Bell::new().map_err(NodeError::System)?;
         let counts = Arc::<Counts>::default();
@@ -209,6 +217,7 @@ impl Host {
             device: Arc::clone(&self.config.device),
             options: self.config.options,
             rest,
+            threads,
             bell: bell.clone(),
             counts: Arc::clone(&counts),
             tasks: queue,
@@ -325,10 +334,12 @@ impl Host {
     pub fn threads(&self) -> Vec<ThreadStatus> {
         let of = |thread: &Thread| {
             let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
-            let Counts { wakeups, turns, members, resting, silences } = thread.counts.as_ref();
+            let Counts { wakeups, turns, members, resting, silences, lines } =
+                thread.counts.as_ref();
             let (wakeups, turns) = (get(wakeups), get(turns));
-            let (members, resting, silences) = (get(members), get(resting), get(silences));
-            ThreadStatus { wakeups, turns, members, resting, silences }
+            let (members, resting) = (get(members), get(resting));
+            let (silences, lines) = (get(silences), get(lines));
+            ThreadStatus { wakeups, turns, members, resting, silences, lines }
         };
         self.threads.iter().map(of).collect()
     }

@@ -35,6 +35,7 @@ pub mod hello;
 pub mod home;
 pub mod host;
 mod known;
+mod line;
 mod link;
 pub mod machine;
 pub mod member;

@@ -12,6 +12,7 @@ use beeline_paxos::{AccessKey, Event, Message, NodeId, Position};
 use crate::bulk::Outgoing;
 use crate::forward::{Answering, Asking};
 use crate::frame::MAX_FRAME_BYTES;
+use crate::line::{Lines, Reader, Sought};
 use crate::shared::Beat;
 
 /// Messages that may be on their way to us, per peer.
@@ -33,16 +34,32 @@ pub(crate) const BEAT_READ: u64 = u64::MAX - 2;
 /// Marks a completion of a message.
 pub(crate) const SENT: u64 = u64::MAX - 1;
 
-/// Messages and status reads.
+/// How a control connection reaches its peer.
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) enum Way {
+    /// Through a queue pair of its own.
+    Own(Own),
+    /// Through a line of the thread that `member` shares with others.
+    Line { lines: Lines, id: u64, member: u64 },
+}
+
+/// A control connection's own queue pair.
+#[derive(Debug)]
+pub(crate) struct Own {
     pub(crate) qp: Box<dyn QueuePair>,
     /// Receive buffers, and the place for the peer's status words.
     pub(crate) region: MemoryRegion,
-    pub(crate) status: Option<RemoteKey>,
     /// Messages posted, and messages whose buffers are free again.
     pub(crate) posted: u64,
     pub(crate) sent: u64,
+}
+
+/// Messages and status reads.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) peer: NodeId,
+    pub(crate) way: Way,
+    pub(crate) status: Option<RemoteKey>,
     /// Status reads without an answer.
     pub(crate) reading: u64,
     /// Of the thread that the peer runs on, where that is a host's.
@@ -50,13 +67,99 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(qp: Box<dyn QueuePair>, region: MemoryRegion) -> Self {
-        let (status, beat) = (None, None);
-        Self { qp, region, status, posted: 0, sent: 0, reading: 0, beat }
+    pub(crate) fn new(peer: NodeId, way: Way) -> Self {
+        Self { peer, way, status: None, reading: 0, beat: None }
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        self.qp.state() == QueuePairState::ReadyToSend
+        match &self.way {
+            Way::Own(own) => own.qp.state() == QueuePairState::ReadyToSend,
+            Way::Line { lines, id, .. } => lines.is_ready(*id),
+        }
+    }
+
+    /// Its own queue pair, where it has one.
+    pub(crate) fn own(&mut self) -> Option<&mut Own> {
+        match &mut self.way {
+            Way::Own(own) => Some(own),
+            Way::Line { .. } => None,
+        }
+    }
+
+    /// Whether its own queue pair has this number.
+    pub(crate) fn has_queue_pair(&self, qp_num: u32) -> bool {
+        matches!(&self.way, Way::Own(own) if own.qp.qp_num() == qp_num)
+    }
+
+    /// Whether it goes through this line.
+    pub(crate) fn is_of_line(&self, line: u64) -> bool {
+        matches!(&self.way, Way::Line { id, .. } if *id == line)
+    }
+
+    /// False if the status cannot be read.
+    pub(crate) fn read_status(&mut self) -> bool {
+        let Some(key) = self.status else { return false };
+        let posted = self.read((key, Sought::Status), (STATUS_READ, STATUS_OFFSET, 16));
+        self.reading += u64::from(posted);
+        posted
+    }
+
+    /// False if the beat cannot be read.
+    pub(crate) fn read_beat(&mut self) -> bool {
+        let Some(Beat { key, .. }) = self.beat else { return false };
+        self.read((key, Sought::Beat), (BEAT_READ, BEAT_OFFSET, 8))
+    }
+
+    fn read(
+        &mut self,
+        (key, sought): (RemoteKey, Sought),
+        (wr_id, offset, length): (u64, u64, u64),
+    ) -> bool {
+        match &mut self.way {
+            Way::Own(own) => {
+                let local = ScatterGatherEntry { region: &own.region, offset, length };
+                let remote = RemoteAddress { key, offset: 0 };
+                let operation = Operation::Read { local, remote };
+                own.qp.post_send(&[WorkRequest::new(wr_id, operation)]).is_ok()
+            }
+            Way::Line { lines, id, member } => {
+                lines.read(*id, Reader { member: *member, peer: self.peer, sought }, key)
+            }
+        }
+    }
+
+    /// Sends a message, or drops it when the peer takes none. A broken connection shows elsewhere.
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        match &mut self.way {
+            Way::Own(own) => {
+                let _ = own.send(bytes);
+            }
+            Way::Line { lines, id, .. } => lines.send(*id, bytes),
+        }
+    }
+
+    pub(crate) fn status_offset() -> usize {
+        STATUS_OFFSET as usize
+    }
+
+    pub(crate) fn beat_offset() -> usize {
+        BEAT_OFFSET as usize
+    }
+
+    /// Where the message of receive `index` lies.
+    pub(crate) fn receive_offset(index: u64) -> usize {
+        (index * RECEIVE_BYTES) as usize
+    }
+}
+
+impl Own {
+    /// Errors: [`PostError`].
+    pub(crate) fn new(qp: Box<dyn QueuePair>, region: MemoryRegion) -> Result<Self, PostError> {
+        let mut own = Self { qp, region, posted: 0, sent: 0 };
+        for index in 0..RECEIVES {
+            own.post_receive(index)?;
+        }
+        Ok(own)
     }
 
     pub(crate) fn post_receive(&mut self, index: u64) -> Result<(), PostError> {
@@ -68,41 +171,7 @@ impl Control {
         self.qp.post_receive(&[ReceiveRequest { wr_id: index, buffer: Some(buffer) }])
     }
 
-    /// Where the message of receive `index` lies.
-    pub(crate) fn receive_offset(index: u64) -> usize {
-        (index * RECEIVE_BYTES) as usize
-    }
-
-    pub(crate) fn status_offset() -> usize {
-        STATUS_OFFSET as usize
-    }
-
-    pub(crate) fn read_status(&mut self) -> Result<(), PostError> {
-        let Some(key) = self.status else {
-            return Err(PostError::NotReady(self.qp.state()));
-        };
-        let local = ScatterGatherEntry { region: &self.region, offset: STATUS_OFFSET, length: 16 };
-        let remote = RemoteAddress { key, offset: 0 };
-        self.qp.post_send(&[WorkRequest::new(STATUS_READ, Operation::Read { local, remote })])?;
-        self.reading += 1;
-        Ok(())
-    }
-
-    pub(crate) fn beat_offset() -> usize {
-        BEAT_OFFSET as usize
-    }
-
-    pub(crate) fn read_beat(&mut self) -> Result<(), PostError> {
-        let Some(Beat { key, .. }) = self.beat else {
-            return Err(PostError::NotReady(self.qp.state()));
-        };
-        let local = ScatterGatherEntry { region: &self.region, offset: BEAT_OFFSET, length: 8 };
-        let remote = RemoteAddress { key, offset: 0 };
-        self.qp.post_send(&[WorkRequest::new(BEAT_READ, Operation::Read { local, remote })])
-    }
-
-    /// Sends a message, or drops it when the peer takes none.
-    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), PostError> {
+    fn send(&mut self, bytes: &[u8]) -> Result<(), PostError> {
         if self.posted - self.sent >= SENDS {
             return Ok(());
         }

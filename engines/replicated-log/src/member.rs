@@ -26,7 +26,10 @@ use crate::bulk::{Incoming, Received};
 use crate::error::{LogError, advice};
 use crate::forward::News;
 use crate::frame::{Content, Frame};
-use crate::link::{BEAT_READ, CONTROL_BYTES, Control, Link, Posted, RECEIVES, SENT, STATUS_READ};
+use crate::line::LineNews;
+use crate::link::{
+    BEAT_READ, CONTROL_BYTES, Control, Link, Own, Posted, RECEIVES, SENT, STATUS_READ, Way,
+};
 use crate::region::Memory;
 use crate::shared::Shared;
 use operations::ranges;
@@ -120,6 +123,8 @@ pub struct Member {
     /// Completions that the thread gave to it.
     given: VecDeque<WorkCompletion>,
     beats: Vec<(NodeId, Option<u64>)>,
+    /// What came over its thread's lines.
+    line_news: VecDeque<LineNews>,
 }
 
 impl Member {
@@ -183,6 +188,7 @@ impl Member {
             shared: None,
             given: VecDeque::new(),
             beats: Vec::new(),
+            line_news: VecDeque::new(),
         })
     }
 
@@ -199,14 +205,15 @@ impl Member {
     pub fn listen(&mut self, peer: NodeId) -> Result<Endpoint, LogError> {
         let memory = self.own_memory(CONTROL_BYTES)?;
         let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
-        let qp = self.queue_pair(32)?;
-        let mut control = Control::new(qp, region);
-        for index in 0..RECEIVES {
-            control.post_receive(index)?;
-        }
-        let info = control.qp.connect_info();
+        let own = Own::new(self.queue_pair(32)?, region)?;
+        let info = own.qp.connect_info();
+        self.replace_control(peer, Way::Own(own));
+        Ok(Endpoint { id: self.start.id, info, status: self.status_region.remote_key() })
+    }
+
+    fn replace_control(&mut self, peer: NodeId, way: Way) {
         let link = self.link(peer);
-        let before = link.control.replace(control);
+        let before = link.control.replace(Control::new(peer, way));
         // What was asked for or answered through it is lost.
         (link.offered, link.asked, link.answered) = (None, None, None);
         link.request = None;
@@ -215,7 +222,6 @@ impl Member {
         for _ in 0..before.map_or(0, |control| control.reading) {
             self.events.push_back(Event::StatusRead { peer, status: None });
         }
-        Ok(Endpoint { id: self.start.id, info, status: self.status_region.remote_key() })
     }
 
     /// Connects the control connection to the peer's end. One end is [`Role::Active`], the other
@@ -235,7 +241,10 @@ impl Member {
             return Err(LogError::NotListening { peer });
         };
         control.status = Some(endpoint.status);
-        Ok(control.qp.connect(&endpoint.info, role)?)
+        if let Some(own) = control.own() {
+            own.qp.connect(&endpoint.info, role)?;
+        }
+        Ok(())
     }
 
     /// Whether the control connection to `peer` works.
@@ -308,6 +317,7 @@ impl Member {
         for completion in &completions[..count] {
             self.on_completion(completion, now_ns, upward)?;
         }
+        let count = count + self.take_line_news(upward)?;
         self.take_requests(upward)?;
         self.look_at_offers(upward)?;
         self.pump_snapshots();
@@ -437,7 +447,7 @@ impl Member {
             }
             Command::ReadStatus { peer } => {
                 let control = self.link(peer).control.as_mut();
-                let posted = control.is_some_and(|control| control.read_status().is_ok());
+                let posted = control.is_some_and(Control::read_status);
                 if !posted {
                     self.events.push_back(Event::StatusRead { peer, status: None });
                 }
@@ -511,8 +521,7 @@ impl Member {
         let mut bytes = std::mem::take(&mut self.bytes);
         frame.encode(&mut bytes);
         if let Some(control) = self.link(to).control.as_mut().filter(|control| control.is_ready()) {
-            // A broken connection shows in its completions.
-            let _ = control.send(&bytes);
+            control.send(&bytes);
         }
         self.bytes = bytes;
     }
@@ -530,7 +539,7 @@ impl Member {
             if link.data.as_ref().is_some_and(|data| of(data.qp.as_ref())) {
                 return self.on_data(index, completion.is_success(), upward);
             }
-            if link.control.as_ref().is_some_and(|control| of(control.qp.as_ref())) {
+            if link.control.as_ref().is_some_and(|control| control.has_queue_pair(number)) {
                 return self.on_control(index, completion, upward);
             }
             if self.on_forward_completion(index, completion, now_ns) {
@@ -593,26 +602,28 @@ impl Member {
     ) -> Result<(), LogError> {
         let link = &mut self.links[index];
         let (peer, Some(control)) = (link.peer, &mut link.control) else { return Ok(()) };
+        let reading = control.reading;
+        let Some(own) = control.own() else { return Ok(()) };
         match completion.wr_id {
-            SENT => control.sent += 1,
+            SENT => own.sent += 1,
             BEAT_READ => {
                 let succeeded = completion.is_success();
                 self.on_beat(index, succeeded);
             }
             STATUS_READ => {
-                control.reading = control.reading.saturating_sub(1);
                 let status = completion.is_success().then(|| {
-                    let memory = control.region.memory().as_ref();
+                    let memory = own.region.memory().as_ref();
                     let word = |at: usize| load_u64(memory, Control::status_offset() + at);
                     Status::from_words([word(0), word(8)])
                 });
+                control.reading = reading.saturating_sub(1);
                 return self.event(Event::StatusRead { peer, status }, upward);
             }
             buffer if completion.is_success() && buffer < RECEIVES => {
                 let mut bytes = vec![0; (completion.length as usize).min(CONTROL_BYTES)];
                 let offset = Control::receive_offset(buffer);
-                copy_out(control.region.memory().as_ref(), offset, &mut bytes);
-                let _ = control.post_receive(buffer);
+                copy_out(own.region.memory().as_ref(), offset, &mut bytes);
+                let _ = own.post_receive(buffer);
                 if let Some(frame) = Frame::decode(&bytes) {
                     return self.on_frame(index, frame, upward);
                 }

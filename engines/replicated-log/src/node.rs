@@ -34,6 +34,7 @@ use beeline_paxos::{
     Sessions, Start, Term,
 };
 
+use self::connect::DialledLine;
 pub(crate) use self::follow::Question;
 use self::forwards::Forwarded;
 use self::pace::Pace;
@@ -279,6 +280,8 @@ pub struct Node<S> {
     connected: Vec<NodeId>,
     /// The leadership in which it handed over, to rest, or tried to.
     handed_over: Option<Term>,
+    /// The lines that its greetings named, by peer and attempt.
+    dialling: HashMap<(NodeId, u64), DialledLine>,
 }
 
 /// A place on a thread that members share.
@@ -289,6 +292,8 @@ pub(crate) struct Seat {
     pub(crate) name: u64,
     /// A leader that was asked for nothing for so long rests, nanoseconds.
     pub(crate) rest_ns: u64,
+    /// Threads of its host.
+    pub(crate) threads: u16,
 }
 
 /// Whether this is the first member of a cluster of one that is founded upon what its machine has, as
@@ -459,6 +464,7 @@ impl<S: StateMachine> Node<S> {
             active_ns: 0,
             connected: Vec::new(),
             handed_over: None,
+            dialling: HashMap::new(),
         };
         Ok((node, handle))
     }

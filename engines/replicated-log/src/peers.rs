@@ -147,6 +147,13 @@ impl Peers {
         peer.and_then(|peer| peer.attempt).is_some_and(|(current, _)| current == attempt)
     }
 
+    /// It could not be dialled at this moment, for a reason of this host's.
+    pub(crate) fn later(&mut self, id: NodeId, now_ns: u64) {
+        let peer = self.peers.entry(id).or_default();
+        (peer.attempt, peer.backoff_ns) = (None, 0);
+        peer.next_ns = now_ns + SHORTEST_NS / 2;
+    }
+
     pub(crate) fn failed(&mut self, id: NodeId, now_ns: u64, problem: String) {
         let own = self.own;
         let peer = self.peers.entry(id).or_default();
@@ -214,6 +221,8 @@ mod tests {
             slot_bytes: 128,
             status: 0,
             beat: None,
+            line: 0,
+            threads: 0,
             contact: Vec::new(),
         }
     }

@@ -24,6 +24,7 @@ use beeline_fabric::{
 use beeline_os::memory::{MemoryObject, Part, store_u64};
 
 use crate::error::LogError;
+use crate::line::Lines;
 
 /// Completions that may wait for the thread. All queue pairs of a thousand members may break at once.
 const QUEUE_DEPTH: u32 = 1 << 16;
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     beat: MemoryRegion,
     owners: Rc<RefCell<Owners>>,
     chunk: Rc<RefCell<Chunk>>,
+    /// To other hosts' threads.
+    pub(crate) lines: Lines,
 }
 
 impl Shared {
@@ -72,7 +75,8 @@ impl Shared {
         let depth = device.attributes().max_completion_queue_depth.min(QUEUE_DEPTH);
         let queue = device.create_completion_queue(depth)?;
         let owners = Rc::new(RefCell::new(Owners { of: HashMap::new(), sweep_at: FEW }));
-        Ok(Self { device, domain, queue, host, beat, owners, chunk: Rc::default() })
+        let (chunk, lines) = (Rc::default(), Lines::default());
+        Ok(Self { device, domain, queue, host, beat, owners, chunk, lines })
     }
 
     /// Memory for what this side alone is told: received messages, and what it reads.

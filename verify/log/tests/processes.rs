@@ -352,8 +352,8 @@ impl Greeting {
         for word in [0, self.instance, self.age.0, self.age.1, self.slots, 2048, 0] {
             bytes.extend_from_slice(&word.to_le_bytes());
         }
-        // No contact, and no host.
-        bytes.extend_from_slice(&[0; 2 + 16]);
+        // No contact, no host and no line.
+        bytes.extend_from_slice(&[0; 2 + 16 + 8 + 2]);
         bytes
     }
 }

@@ -3,9 +3,10 @@
 use std::sync::mpsc::Sender;
 
 use beeline_fabric::WorkCompletion;
-use beeline_paxos::NodeId;
+use beeline_paxos::{ClusterId, NodeId};
 
 use crate::handle::Handle;
+use crate::line::LineNews;
 use crate::machine::StateMachine;
 use crate::node::{Node, NodeError};
 use crate::server::Ended;
@@ -18,7 +19,9 @@ pub(super) trait Turns {
     fn due_ns(&self, now_ns: u64, pause_ns: u64) -> Option<u64>;
     fn let_campaign(&mut self, may: bool);
     fn is_campaigning(&self) -> bool;
+    fn cluster(&self) -> ClusterId;
     fn give(&mut self, completion: WorkCompletion);
+    fn give_line_news(&mut self, news: LineNews);
     fn has_queue_pair(&self, qp_num: u32) -> bool;
     fn relies_on(&self) -> Option<(Beat, NodeId)>;
     fn read_beat(&mut self, peer: NodeId) -> bool;
@@ -47,8 +50,16 @@ impl<S: StateMachine> Turns for Node<S> {
         Node::is_campaigning(self)
     }
 
+    fn cluster(&self) -> ClusterId {
+        Node::cluster(self)
+    }
+
     fn give(&mut self, completion: WorkCompletion) {
         Node::give(self, completion);
+    }
+
+    fn give_line_news(&mut self, news: LineNews) {
+        Node::give_line_news(self, news);
     }
 
     fn has_queue_pair(&self, qp_num: u32) -> bool {

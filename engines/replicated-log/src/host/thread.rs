@@ -17,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use beeline_fabric::{Device, FabricError, WorkCompletion};
 use beeline_os::poller::{Interest, Poller};
-use beeline_paxos::{NodeId, Options};
+use beeline_paxos::{ClusterId, NodeId, Options};
 
 use super::Counts;
 use super::resident::Resident;
 use super::watch::Watch;
 use crate::handle::Bell;
+use crate::line::LineNews;
 use crate::node::{IDLE_NS, NodeError, Seat};
 use crate::shared::Shared;
 
@@ -54,6 +55,7 @@ pub(super) struct Setup {
     pub(super) device: Arc<dyn Device>,
     pub(super) options: Options,
     pub(super) rest: Duration,
+    pub(super) threads: u16,
     pub(super) bell: Bell,
     pub(super) counts: Arc<Counts>,
     pub(super) tasks: Receiver<Task>,
@@ -63,11 +65,14 @@ pub(super) struct Worker {
     shared: Shared,
     bell: Bell,
     rest_ns: u64,
+    threads: u16,
     counts: Arc<Counts>,
     tasks: Receiver<Task>,
     poller: Poller,
     start: Instant,
     members: HashMap<u64, Resident>,
+    /// By cluster.
+    of: HashMap<ClusterId, u64>,
     next_name: u64,
     /// Those to be turned now.
     ready: Vec<u64>,
@@ -97,7 +102,7 @@ fn pause_ns(awake: u64, heartbeat_ns: u64) -> u64 {
 
 impl Worker {
     pub(super) fn new(setup: Setup) -> Result<Self, NodeError> {
-        let Setup { device, options, rest, bell, counts, tasks } = setup;
+        let Setup { device, options, rest, threads, bell, counts, tasks } = setup;
         let drawn = getrandom::u64();
         let host =
             drawn.map_err(|error| NodeError::System(std::io::Error::other(error.to_string())))?;
@@ -112,11 +117,13 @@ impl Worker {
             shared,
             bell,
             rest_ns: ns(rest),
+            threads,
             counts,
             tasks,
             poller,
             start: Instant::now(),
             members: HashMap::new(),
+            of: HashMap::new(),
             next_name: 0,
             ready: Vec::new(),
             due: BinaryHeap::new(),
@@ -170,6 +177,7 @@ impl Worker {
         self.shared.queue.arm()?;
         let now_ns = self.now_ns();
         if !self.turn(now_ns)? && self.bell.line.is_empty() {
+            self.counts.lines.store(self.shared.lines.count() as u64, Ordering::Relaxed);
             let wait = self.next_ns().map(|next_ns| next_ns.saturating_sub(self.now_ns()));
             self.poller.wait(wait.map(Duration::from_nanos)).map_err(NodeError::System)?;
             self.counts.wakeups.fetch_add(1, Ordering::Relaxed);
@@ -265,8 +273,9 @@ impl Worker {
                     let name = self.next_name;
                     self.next_name += 1;
                     let (shared, bell) = (self.shared.clone(), self.bell.clone());
-                    let rest_ns = self.rest_ns;
-                    if let Some(resident) = open(Seat { shared, bell, name, rest_ns }) {
+                    let (rest_ns, threads) = (self.rest_ns, self.threads);
+                    if let Some(resident) = open(Seat { shared, bell, name, rest_ns, threads }) {
+                        self.of.insert(resident.node.cluster(), name);
                         self.members.insert(name, resident);
                         self.counts.members.store(self.members.len() as u64, Ordering::Relaxed);
                         self.schedule(name, Some(now_ns));
@@ -283,6 +292,9 @@ impl Worker {
         while taken < COMPLETIONS_A_TURN {
             let count = self.shared.queue.poll(&mut completions)?;
             for completion in &completions[..count] {
+                if self.shared.lines.take(completion) {
+                    continue;
+                }
                 // Else of a queue pair that is gone.
                 if let Some(owner) = self.shared.owner(completion.qp_num)
                     && let Some(resident) = self.members.get_mut(&owner)
@@ -296,7 +308,30 @@ impl Worker {
                 break;
             }
         }
-        Ok(taken > 0)
+        Ok(self.hear_lines() || taken > 0)
+    }
+
+    /// Gives members what came over lines.
+    fn hear_lines(&mut self) -> bool {
+        let mut heard = false;
+        while let Some(news) = self.shared.lines.news() {
+            heard = true;
+            let name = match &news {
+                LineNews::Broken { members } => {
+                    members.iter().for_each(|name| self.make_ready(*name));
+                    continue;
+                }
+                LineNews::Read { reader, .. } => Some(reader.member),
+                LineNews::Frame { frame, .. } => self.of.get(&frame.cluster).copied(),
+            };
+            if let Some(name) = name
+                && let Some(resident) = self.members.get_mut(&name)
+            {
+                resident.node.give_line_news(news);
+                self.make_ready(name);
+            }
+        }
+        heard
     }
 
     fn make_ready(&mut self, name: u64) {
@@ -362,6 +397,7 @@ impl Worker {
 
     fn end(&mut self, name: u64, how: Result<(), NodeError>) {
         let Some(resident) = self.members.remove(&name) else { return };
+        self.of.remove(&resident.node.cluster());
         self.resting -= u64::from(resident.due_ns.is_none());
         self.campaigning -= usize::from(resident.campaigns);
         self.watch.rely(name, resident.relies_on, None, self.beat_ns);

@@ -122,7 +122,7 @@ impl Member {
             let answered = link.answered.as_ref().filter(holds);
             if let (Some(answered), Some(control)) = (answered, &mut link.control) {
                 // A new promise would undo the one that the asker is about to hear of.
-                let _ = control.send(&answered.frame);
+                control.send(&answered.frame);
                 continue;
             }
             link.asked = Some((attempt, info));

@@ -4,13 +4,16 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use beeline_fabric::{FabricError, QueuePair, QueuePairOptions, WorkCompletion};
+use beeline_fabric::{
+    Access, ConnectInfo, FabricError, QueuePair, QueuePairOptions, RemoteKey, WorkCompletion,
+};
 use beeline_os::memory::{MemoryObject, load_u64};
-use beeline_paxos::{Event, NodeId, Options, Start};
+use beeline_paxos::{Command, Event, NodeId, Options, Start, Status};
 
-use super::{Durability, Member, MemberMemory};
+use super::{Durability, Member, MemberMemory, TRANSPORT_TIMEOUT};
 use crate::error::LogError;
-use crate::link::{Control, Link};
+use crate::line::{LINE_BYTES, LINE_DEPTHS, LineNews, Lines, Reader, Sought};
+use crate::link::{Control, Link, Way};
 use crate::shared::{Beat, Shared};
 
 impl Member {
@@ -59,6 +62,94 @@ impl Member {
         self.given.push_back(completion);
     }
 
+    /// Its thread's lines, where it shares one.
+    pub(crate) fn lines(&self) -> Option<&Lines> {
+        self.shared.as_ref().map(|(shared, _)| &shared.lines)
+    }
+
+    /// Makes a line, `id`, that is not connected.
+    ///
+    /// Errors: [`LogError::Fabric`], [`LogError::Post`].
+    pub(crate) fn make_line(&self, id: u64) -> Result<ConnectInfo, LogError> {
+        let memory = self.device.allocate_memory(LINE_BYTES)?;
+        let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
+        let limit = self.device.attributes().max_queue_depth;
+        let options = QueuePairOptions {
+            send_depth: LINE_DEPTHS.0.min(limit),
+            receive_depth: LINE_DEPTHS.1.min(limit),
+            transport_timeout: TRANSPORT_TIMEOUT,
+            ..QueuePairOptions::default()
+        };
+        let qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
+        let Some(lines) = self.lines() else { return Ok(qp.connect_info()) };
+        lines.add(id, qp, region)
+    }
+
+    /// The key of the own status words.
+    pub(crate) fn status_key(&self) -> RemoteKey {
+        self.status_region.remote_key()
+    }
+
+    /// Reaches `peer` through line `id` from now on. The key of the own status words.
+    pub(crate) fn listen_on(&mut self, peer: NodeId, id: u64) -> RemoteKey {
+        if let Some((shared, member)) = &self.shared {
+            let (lines, member) = (shared.lines.clone(), *member);
+            lines.use_line(id, member);
+            self.replace_control(peer, Way::Line { lines, id, member });
+        }
+        self.status_region.remote_key()
+    }
+
+    /// What came over a line; the next poll takes it.
+    pub(crate) fn give_line_news(&mut self, news: LineNews) {
+        self.line_news.push_back(news);
+    }
+
+    /// Takes what came over lines; how much that was.
+    pub(super) fn take_line_news(&mut self, upward: &mut Vec<Command>) -> Result<usize, LogError> {
+        let count = self.line_news.len();
+        for _ in 0..count {
+            match self.line_news.pop_front() {
+                Some(LineNews::Frame { line, frame }) => {
+                    let is_of = |control: &Control| control.is_of_line(line);
+                    let of = |link: &Link| {
+                        link.peer == frame.from && link.control.as_ref().is_some_and(is_of)
+                    };
+                    if let Some(index) = self.links.iter().position(of) {
+                        self.on_frame(index, frame, upward)?;
+                    }
+                }
+                Some(LineNews::Read { reader: Reader { peer, sought, .. }, words }) => {
+                    self.on_line_read(peer, sought, words, upward)?;
+                }
+                // It shows that it is not ready.
+                Some(LineNews::Broken { .. }) | None => {}
+            }
+        }
+        Ok(count)
+    }
+
+    fn on_line_read(
+        &mut self,
+        peer: NodeId,
+        sought: Sought,
+        words: Option<[u64; 2]>,
+        upward: &mut Vec<Command>,
+    ) -> Result<(), LogError> {
+        if sought == Sought::Beat {
+            self.beats.push((peer, words.map(|[beats, _]| beats)));
+            return Ok(());
+        }
+        let control = self.link(peer).control.as_mut();
+        // Else of a connection before: it was told then that no answer comes.
+        if let Some(control) = control.filter(|control| control.reading > 0) {
+            control.reading -= 1;
+            let status = words.map(Status::from_words);
+            self.event(Event::StatusRead { peer, status }, upward)?;
+        }
+        Ok(())
+    }
+
     /// Whether the queue pair is there still.
     pub(crate) fn has_queue_pair(&self, qp_num: u32) -> bool {
         let of = |qp: &dyn QueuePair| qp.qp_num() == qp_num;
@@ -66,7 +157,7 @@ impl Member {
             || self.incoming.as_ref().is_some_and(|incoming| of(incoming.qp.as_ref()))
             || self.links.iter().any(|link| {
                 let Link { control, offered, data, outgoing, asking, answering, .. } = link;
-                control.as_ref().is_some_and(|control| of(control.qp.as_ref()))
+                control.as_ref().is_some_and(|control| control.has_queue_pair(qp_num))
                     || data.as_ref().is_some_and(|data| of(data.qp.as_ref()))
                     || offered.as_ref().is_some_and(|offered| of(offered.qp.as_ref()))
                     || outgoing.as_ref().is_some_and(|out| of(out.qp.as_ref()))
@@ -116,7 +207,7 @@ impl Member {
     /// told by [`Member::beats`].
     pub(crate) fn read_beat(&mut self, peer: NodeId) -> bool {
         let control = self.link(peer).control.as_mut();
-        control.is_some_and(|control| control.is_ready() && control.read_beat().is_ok())
+        control.is_some_and(|control| control.is_ready() && control.read_beat())
     }
 
     /// Beats that were read since the last call; nothing for one that could not be.
@@ -125,9 +216,9 @@ impl Member {
     }
 
     pub(super) fn on_beat(&mut self, index: usize, succeeded: bool) {
-        let link = &self.links[index];
-        let Some(control) = &link.control else { return };
-        let memory = control.region.memory().as_ref();
+        let link = &mut self.links[index];
+        let Some(own) = link.control.as_mut().and_then(Control::own) else { return };
+        let memory = own.region.memory().as_ref();
         let beats = succeeded.then(|| load_u64(memory, Control::beat_offset()));
         self.beats.push((link.peer, beats));
     }
@@ -144,6 +235,7 @@ impl Member {
             || self.incoming.as_ref().is_some_and(|incoming| incoming.is_alive(now_ns))
             || self.received.is_some()
             || !self.given.is_empty()
+            || !self.line_news.is_empty()
             || self.links.iter().any(asks)
     }
 }

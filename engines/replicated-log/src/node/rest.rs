@@ -13,6 +13,7 @@ use beeline_paxos::{ClusterId, Event, NodeId, RoleName};
 
 use super::{Node, NodeError};
 use crate::error::LogError;
+use crate::line::LineNews;
 use crate::machine::StateMachine;
 use crate::shared::Beat;
 
@@ -168,6 +169,14 @@ impl<S: StateMachine> Node<S> {
         let told = self.member.event(Event::Silent { peer }, &mut upward);
         self.upward = upward;
         Ok(told?)
+    }
+
+    pub(crate) fn cluster(&self) -> ClusterId {
+        self.home.cluster()
+    }
+
+    pub(crate) fn give_line_news(&mut self, news: LineNews) {
+        self.member.give_line_news(news);
     }
 
     pub(crate) fn give(&mut self, completion: WorkCompletion) {

@@ -11,7 +11,8 @@
 //! leads                     of how many clusters it is the leader
 //! roles                     of each cluster: its role, term, leader, and which members it is connected to
 //! threads                   members, members at rest, wake-ups, turns, silences; what its threads ran,
-//!                           nanoseconds, and how often they gave up the processor by themselves
+//!                           nanoseconds, and how often they gave up the processor by themselves; control
+//!                           connections
 //! ```
 
 use std::io::{self, BufRead, Write};
@@ -133,12 +134,13 @@ fn respond(host: &Host, members: &[Handle], line: &str) -> Result<String, Failur
             };
             let (ran_ns, waits) = ran()?;
             format!(
-                "ok {} {} {} {} {} {ran_ns} {waits}",
+                "ok {} {} {} {} {} {ran_ns} {waits} {}",
                 sum(|status| status.members),
                 sum(|status| status.resting),
                 sum(|status| status.wakeups),
                 sum(|status| status.turns),
                 sum(|status| status.silences),
+                sum(|status| status.lines),
             )
         }
         _ => "fail unknown".to_owned(),
