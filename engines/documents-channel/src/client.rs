@@ -17,6 +17,7 @@ use beeline_fabric::{
     QueuePairState, ReceiveRequest, RemoteAddress, ScatterGatherEntry, WorkCompletion, WorkRequest,
 };
 use beeline_os::memory::{copy_in, copy_out};
+use beeline_os::patience::Patience;
 use beeline_wire::crc32c;
 
 use crate::area::Area;
@@ -121,6 +122,7 @@ pub struct ChannelClient {
     slot: Box<[u8; SLOT_BYTES]>,
     /// Where completions are taken to: a poll that finds none costs no clearing.
     completions: Vec<WorkCompletion>,
+    patience: Patience,
     broken: bool,
 }
 
@@ -156,6 +158,7 @@ impl ChannelClient {
             counters: ClientCounters { registrations: 2, ..ClientCounters::default() },
             slot: Box::new([0; SLOT_BYTES]),
             completions: vec![WorkCompletion::EMPTY; BATCH],
+            patience: Patience::default(),
             broken: false,
         }
     }

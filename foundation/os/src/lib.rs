@@ -9,6 +9,7 @@
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
 //! - [`one_writer`]: shared memory that one process writes and others can only read.
 //! - [`moving`]: a memory object's change of backing, and who must keep out meanwhile.
+//! - [`patience`]: whether a thread that waits goes on polling.
 //! - [`prefetch`]: cache lines asked for ahead of their use.
 //! - [`probe`]: whether the kernel offers a facility.
 //! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
@@ -35,6 +36,7 @@ pub mod memory;
 pub mod moving;
 pub mod numa;
 pub mod one_writer;
+pub mod patience;
 pub mod poller;
 pub mod prefetch;
 pub mod probe;

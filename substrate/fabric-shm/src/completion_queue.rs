@@ -2,8 +2,10 @@
 //!
 //! A queue pair bound to the queue is *hot* (looked at by every poll) or *cold* (its peer rings a
 //! doorbell that sits in the queue's epoll set). Up to `always_hot` quiet queue pairs stay hot;
-//! beyond that, one that was quiet for [`QUIET_POLLS`] polls goes cold. [`Queue::arm`] makes every
-//! hot one's peer ring as well.
+//! beyond that, one that was quiet for [`QUIET_POLLS`] polls goes cold: by the ski-rental rule,
+//! once the looks have cost as much as going cold and being heard again would. Many go cold
+//! together, because each time takes a heavy fence. [`Queue::arm`] makes every hot one's peer ring
+//! as well.
 //!
 //! No wake-up is lost: going cold and arming store the armed word, run the heavy fence, and then
 //! look at the ring again (arming: the caller's poll does). The peer stores the slot, runs the
@@ -22,16 +24,22 @@ use beeline_fabric::error::system;
 use beeline_fabric::{CompletionQueue, FabricError, WorkCompletion};
 use beeline_os::barrier;
 use beeline_os::doorbell::Rung;
+use beeline_os::patience::Patience;
 use beeline_os::poller::{Interest, Poller};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::Timespec;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::config::ShmConfig;
 use crate::core::{Core, Heat};
 use crate::link::QueueSignal;
 
-/// Polls without news after which a queue pair may go cold.
-const QUIET_POLLS: u32 = 256;
+/// Polls without news after which a queue pair may go cold: a look at a quiet one takes about 10 ns, and a
+/// message to a cold one about 10 us of system calls at both ends.
+const QUIET_POLLS: u32 = 1024;
+/// Quiet queue pairs go cold where they are at least one of so many hot ones, or at a rare poll.
+const COOLED_TOGETHER: usize = 8;
+/// Polls at which quiet queue pairs go cold however few they are.
+const POLLS_PER_COOLING: u32 = 1024;
 /// Polls between looks at the doorbells of cold queue pairs.
 const POLLS_PER_LOOK: u32 = 128;
 /// Waiting requests look at the clock once per this many polls.
@@ -79,6 +87,7 @@ pub(crate) struct Queue {
     /// pairs to heat, a clock that is due.
     rare: Cell<bool>,
     generation: Cell<u32>,
+    patience: Cell<Patience>,
 }
 
 impl Queue {
@@ -117,6 +126,7 @@ impl Queue {
             overrun: Cell::new(false),
             rare: Cell::new(false),
             generation: Cell::new(0),
+            patience: Cell::default(),
         })
     }
 
@@ -323,7 +333,7 @@ impl Queue {
     #[inline(always)]
     fn look_at_hot(&self, out: &mut [WorkCompletion], check_clock: bool) -> usize {
         let mut count = 0;
-        let mut cooling = false;
+        let (mut finished, mut due) = (false, 0);
         let hot = self.hot.borrow();
         let total = hot.len();
         let mut place = self.turn.get();
@@ -335,7 +345,8 @@ impl Queue {
             if progress.quiet {
                 let quiet = core.quiet_polls.get().saturating_add(1);
                 core.quiet_polls.set(quiet);
-                cooling |= progress.finished || (quiet >= QUIET_POLLS && total > self.always_hot);
+                finished |= progress.finished;
+                due += usize::from(quiet >= QUIET_POLLS);
             } else {
                 core.quiet_polls.set(0);
             }
@@ -345,7 +356,11 @@ impl Queue {
         }
         drop(hot);
         self.turn.set(place);
-        if cooling && !self.armed.get() {
+        let spare = due > 0 && total > self.always_hot;
+        let together = spare
+            && (due * COOLED_TOGETHER >= total
+                || self.polls.get().is_multiple_of(POLLS_PER_COOLING));
+        if (finished || together) && !self.armed.get() {
             self.cool(total);
         }
         count
@@ -412,29 +427,34 @@ impl Queue {
     /// Takes what the epoll set reports: rung queue pairs become hot.
     fn hear_doorbells(&self) {
         loop {
-            let mut poller = self.poller.borrow_mut();
-            let Ok(count) = poller.wait(Some(Duration::ZERO)) else { return };
-            let mut rung = [0; 64];
-            let count = count.min(rung.len());
-            for (index, token) in rung[..count].iter_mut().enumerate() {
-                *token = poller.readiness(index).token;
-            }
-            drop(poller);
-            for &token in &rung[..count] {
-                match token {
-                    SIGNAL => self.signal.waker.clear(),
-                    TIMER => {
-                        let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
-                        self.clock_due.set(true);
-                        self.rare.set(true);
-                    }
-                    token => self.hear(u32::try_from(token).unwrap_or(u32::MAX)),
-                }
-            }
-            if count < rung.len() {
+            let Ok(count) = self.poller.borrow_mut().wait(Some(Duration::ZERO)) else { return };
+            if !self.take_rung(count) {
                 return;
             }
         }
+    }
+
+    /// Takes the `count` pieces of news that the epoll set reported last; whether there may be more.
+    fn take_rung(&self, count: usize) -> bool {
+        let mut rung = [0; 64];
+        let count = count.min(rung.len());
+        let poller = self.poller.borrow();
+        for (index, token) in rung[..count].iter_mut().enumerate() {
+            *token = poller.readiness(index).token;
+        }
+        drop(poller);
+        for &token in &rung[..count] {
+            match token {
+                SIGNAL => self.signal.waker.clear(),
+                TIMER => {
+                    let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
+                    self.clock_due.set(true);
+                    self.rare.set(true);
+                }
+                token => self.hear(u32::try_from(token).unwrap_or(u32::MAX)),
+            }
+        }
+        count == rung.len()
     }
 
     fn hear(&self, member: u32) {
@@ -494,24 +514,52 @@ impl Queue {
         self.hear_doorbells();
     }
 
-    /// Sleeps until the event or the deadline.
+    /// Sleeps until the event or the deadline, and clears the event.
     fn sleep(&self, deadline: Instant) -> Result<(), FabricError> {
         let left = deadline.saturating_duration_since(Instant::now());
-        let bound = Timespec {
-            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
-        let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
-        match rustix::event::poll(&mut fds, Some(&bound)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(system("waiting for completions")(error)),
+        let slept = self.poller.borrow_mut().wait(Some(left));
+        let count = slept.map_err(system("waiting for completions"))?;
+        self.disarm();
+        if self.take_rung(count) {
+            self.hear_doorbells();
         }
+        Ok(())
     }
 
     /// [`Queue::poll`], for those that do not mind a call.
     #[inline(never)]
     fn look(&self, out: &mut [WorkCompletion]) -> Result<usize, FabricError> {
         self.poll(out)
+    }
+
+    /// Polls until something came, it is too late, or the processor is found crowded.
+    fn poll_until(
+        &self,
+        out: &mut [WorkCompletion],
+        end: Instant,
+        patience: &mut Patience,
+    ) -> Result<usize, FabricError> {
+        let mut looks = 0_u32;
+        let mut yielded_ns = 0;
+        while !looks.is_multiple_of(32) || Instant::now() < end {
+            let count = self.look(out)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            if !patience.goes_on(std::mem::take(&mut yielded_ns)) {
+                return Ok(0);
+            }
+            looks += 1;
+            // With more threads than processors the peer may need this one.
+            if looks.is_multiple_of(64) {
+                let before = Instant::now();
+                std::thread::yield_now();
+                yielded_ns = u64::try_from(before.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        Ok(0)
     }
 
     fn wait(&self, out: &mut [WorkCompletion], timeout: Duration) -> Result<usize, FabricError> {
@@ -521,21 +569,15 @@ impl Queue {
         }
         let start = Instant::now();
         let deadline = start.checked_add(timeout).unwrap_or(start + Duration::from_secs(1 << 30));
-        let spin_end = deadline.min(start + self.spin);
-        let mut looks = 0_u32;
-        while !looks.is_multiple_of(32) || Instant::now() < spin_end {
-            let count = self.look(out)?;
+        let mut patience = self.patience.get();
+        if patience.begins() {
+            let spin_end = deadline.min(start + self.spin);
+            let count = self.poll_until(out, spin_end, &mut patience)?;
             if count > 0 {
                 return Ok(count);
             }
-            looks += 1;
-            // With more threads than processors the peer may need this one.
-            if looks.is_multiple_of(64) {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
         }
+        self.patience.set(patience);
         loop {
             self.arm()?;
             let count = self.look(out)?;
@@ -544,7 +586,6 @@ impl Queue {
                 return Ok(count);
             }
             self.sleep(deadline)?;
-            self.acknowledge();
             let count = self.look(out)?;
             if count > 0 || Instant::now() >= deadline {
                 return Ok(count);
@@ -598,5 +639,62 @@ impl CompletionQueue for ShmCompletionQueue {
 
     fn as_any(&self) -> &dyn std::any::Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_fabric::{
+        Device, LocalData, Operation, QueuePair, QueuePairOptions, ReceiveRequest, Role,
+        WorkRequest,
+    };
+
+    use super::*;
+    use crate::ShmDevice;
+
+    const BOUND: Duration = Duration::from_secs(10);
+
+    /// Two ends, one at each queue.
+    fn connected(
+        device: &Arc<dyn Device>,
+        queues: [&Rc<dyn CompletionQueue>; 2],
+    ) -> [Box<dyn QueuePair>; 2] {
+        let domain = device.allocate_protection_domain().unwrap();
+        let mut ends = queues.map(|queue| {
+            domain.create_queue_pair(queue, queue, None, QueuePairOptions::default()).unwrap()
+        });
+        let infos = [ends[0].connect_info(), ends[1].connect_info()];
+        ends[0].connect(&infos[1], Role::Active).unwrap();
+        ends[1].connect(&infos[0], Role::Passive).unwrap();
+        for end in &mut ends {
+            end.wait_connected(BOUND).unwrap();
+        }
+        ends
+    }
+
+    #[test]
+    fn what_is_used_now_and_then_stays_hot_and_what_is_idle_goes_cold() {
+        let config = ShmConfig { always_hot: 2, ..ShmConfig::default() };
+        let device = ShmDevice::open(config).unwrap();
+        let queues = [(); 2].map(|()| device.create_completion_queue(256).unwrap());
+        let [here, there] = &queues;
+        let mut pairs: Vec<_> = (0..8).map(|_| connected(&device, [here, there])).collect();
+        let queue = ShmCompletionQueue::of(&**here).unwrap();
+        let used = pairs[0][0].qp_num();
+        let mut out = [WorkCompletion::EMPTY; 8];
+        for round in 0..8 {
+            for _ in 0..600 {
+                assert_eq!(queue.poll(&mut out).unwrap(), 0);
+            }
+            let is_used = |(_, core): &(u32, Rc<Core>)| core.link.qp_num == used;
+            assert!(queue.hot.borrow().iter().any(is_used), "round {round}");
+            let [ours, theirs] = &mut pairs[0];
+            ours.post_receive(&[ReceiveRequest { wr_id: round, buffer: None }]).unwrap();
+            let send = Operation::Send { local: LocalData::Inline(&[]), immediate: Some(7) };
+            theirs.post_send(&[WorkRequest::unsignalled(round, send)]).unwrap();
+            let found = (0..100).map(|_| queue.poll(&mut out).unwrap()).find(|&n| n > 0);
+            assert_eq!(found, Some(1), "it is found without its doorbell");
+        }
+        assert_eq!(queue.cold.get(), 6, "two may stay hot");
     }
 }

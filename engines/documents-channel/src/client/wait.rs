@@ -18,7 +18,8 @@ impl ChannelClient {
         self.broken || !self.pending.contains_key(&index)
     }
 
-    /// Waits for the outcome of a request: polls for `spin`, then sleeps. Other outcomes stay for
+    /// Waits for the outcome of a request: polls for `spin`, or until the thread finds its processor crowded
+    /// ([`Patience`](beeline_os::patience::Patience)), then sleeps. Other outcomes stay for
     /// [`ChannelClient::take_outcome`].
     pub fn wait(&mut self, index: u32, spin: Duration) -> Outcome {
         // Taken at the first look at the clock: a reply that comes before costs none.
@@ -26,17 +27,26 @@ impl ChannelClient {
         let spin = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
         let mut looks = 0_u32;
         let mut first = true;
+        let mut polls = self.patience.begins();
+        // How long the yield before the latest look took.
+        let mut yielded_ns = 0;
         loop {
             let came = self.poll() > 0 || self.broken;
             if !came && !std::mem::take(&mut first) {
                 looks += 1;
-                if looks.is_multiple_of(LOOKS) {
+                polls = polls && self.patience.goes_on(std::mem::take(&mut yielded_ns));
+                if !polls {
+                    self.expire();
+                    self.sleep(NAP);
+                    first = true;
+                } else if looks.is_multiple_of(LOOKS) {
                     let now = self.parts.clock.monotonic_ns();
                     let start = *start.get_or_insert(now);
                     self.expire();
                     first = true;
                     if now.saturating_sub(start) < spin {
                         std::thread::yield_now();
+                        yielded_ns = self.parts.clock.monotonic_ns().saturating_sub(now);
                     } else {
                         self.sleep(NAP);
                     }
