@@ -167,6 +167,12 @@ pub(crate) fn unknown(tagged: u32) -> KvError {
     KvError::Namespace { number: tagged & !IN_ROWS }
 }
 
+/// What a caller is told that takes streams for keys.
+#[cold]
+fn holds_streams(number: u32) -> KvError {
+    KvError::NamespaceKind { number, reason: "holds streams, not keys" }
+}
+
 /// The row of a stored key; of one that is cut short, what there is.
 #[inline]
 pub(crate) fn row_of(key: &[u8]) -> &[u8] {
@@ -263,7 +269,7 @@ impl Keyspace<'_> {
     pub(crate) fn keyed(&self, number: u32) -> Result<Space, KvError> {
         let space = self.space(number)?;
         if space.options.stream {
-            return Err(KvError::NamespaceKind { number, reason: "holds streams, not keys" });
+            return Err(holds_streams(number));
         }
         Ok(space)
     }
@@ -522,6 +528,25 @@ impl Keyspace<'_> {
     /// Looks at the conditions and lengths of a batch: what a write was refused for, if one was.
     fn look<'w>(&mut self, writes: &[Write<'w>]) -> Result<Result<Looked<'w>, Applied>, KvError> {
         let mut looked = Looked::default();
+        looked.places.reserve(writes.len());
+        looked.versions.reserve(writes.len());
+        // The lines of the index are asked for before the first of them is looked at: they arrive together.
+        for this in writes {
+            let space = self.space(this.namespace)?;
+            let key = space.stored(this.key)?;
+            let hash = match this.change {
+                // An entry of a stream is found by the stream's place.
+                Change::Append { .. } => 0,
+                _ => self.store().place(space.tagged, &key),
+            };
+            if writes.len() > 1 && !matches!(this.change, Change::Append { .. }) {
+                let owner = self.store().owner_of(hash);
+                if let Ok(shard) = self.shard(owner) {
+                    shard.prefetch(space.tagged, hash);
+                }
+            }
+            looked.places.push((space, key, hash));
+        }
         for (write, this) in writes.iter().enumerate() {
             if let Change::Append { value } = this.change {
                 if let Some(refused) = self.look_at_append(write, this, value, &mut looked)? {
@@ -529,11 +554,13 @@ impl Keyspace<'_> {
                 }
                 continue;
             }
-            let space = self.keyed(this.namespace)?;
-            let key = space.stored(this.key)?;
-            let hash = self.store().place(space.tagged, &key);
+            let (space, key, hash) = &looked.places[write];
+            let (space, hash) = (*space, *hash);
+            if space.options.stream {
+                return Err(holds_streams(this.namespace));
+            }
             let owner = self.store().owner_of(hash);
-            let found = self.shard(owner)?.peek_slot(space.tagged, &key);
+            let found = self.shard(owner)?.peek_placed(space.tagged, hash, key);
             self.spread_moves();
             let replaced = found.map_or(0, |(_, entry)| u64::from(entry.slot_bytes));
             let found = found.map(|(_, entry)| entry.version);
@@ -549,7 +576,7 @@ impl Keyspace<'_> {
             match this.change {
                 Change::Put { value, .. } => {
                     let length = value.iter().map(|part| part.len()).sum();
-                    let bytes = self.check_put(&key, length)?;
+                    let bytes = self.check_put(key, length)?;
                     looked.puts += bytes;
                     looked.freed += replaced;
                     let begins = (this.namespace, this.key.row);
@@ -560,14 +587,13 @@ impl Keyspace<'_> {
                     looked.add(space.tagged, owner, bytes.cast_signed() - replaced.cast_signed());
                 }
                 Change::Delete => {
-                    looked.add(space.tagged, owner, -replaced.cast_signed());
                     looked.deletions += crate::entry::slot_bytes_for(key.len(), 0);
+                    looked.add(space.tagged, owner, -replaced.cast_signed());
                     looked.freed += replaced;
                 }
                 Change::Append { .. } | Change::Keep => {}
             }
             looked.versions.push(found.unwrap_or(0));
-            looked.places.push((space, key, hash));
         }
         Ok(Ok(looked))
     }
@@ -580,8 +606,6 @@ impl Keyspace<'_> {
         value: &[&[u8]],
         looked: &mut Looked<'w>,
     ) -> Result<Option<Applied>, KvError> {
-        let space = self.space(this.namespace)?;
-        let key = space.stored(this.key)?;
         if !this.key.name.is_empty() {
             let (number, reason) = (this.namespace, "holds streams: its entries have positions");
             return Err(KvError::NamespaceKind { number, reason });
@@ -603,7 +627,7 @@ impl Keyspace<'_> {
         looked.add(place.tagged(), place.owner(), bytes.cast_signed());
         looked.appends.get_or_insert(place.owner());
         looked.versions.push(found.unwrap_or(0));
-        looked.places.push((space, key, self.store().place(place.tagged(), place.key())));
+        looked.places[write].2 = self.store().place(place.tagged(), place.key());
         Ok(None)
     }
 

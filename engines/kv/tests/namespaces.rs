@@ -200,10 +200,14 @@ fn a_batch_with_a_failed_condition_changes_nothing_and_says_which() {
         else {
             panic!("both keys were absent");
         };
+        #[cfg(debug_assertions)]
+        let placed = beeline_kv::keys_placed();
         let again = keys.apply(&[
             write(b"c", Condition::None, put(one)),
             write(b"a", Condition::Absent, put(two)),
         ]);
+        #[cfg(debug_assertions)]
+        assert_eq!(beeline_kv::keys_placed() - placed, 2, "each key is hashed once");
         assert_eq!(again.unwrap(), Applied::Refused { write: 1, found: Some(versions[0]) });
         assert_eq!(value_of(keys, PLAIN, b"c".into()), None);
         let swap = [

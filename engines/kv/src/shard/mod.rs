@@ -303,6 +303,16 @@ impl Shard {
 
     pub(crate) fn peek_slot(&mut self, namespace: u32, key: &[u8]) -> Option<(SlotId, EntryRef)> {
         let hash = self.store.place(namespace, key);
+        self.peek_placed(namespace, hash, key)
+    }
+
+    /// As [`Shard::peek_slot`], where the key's place is known.
+    pub(crate) fn peek_placed(
+        &mut self,
+        namespace: u32,
+        hash: u64,
+        key: &[u8],
+    ) -> Option<(SlotId, EntryRef)> {
         let id = self.find(namespace, hash, key)?;
         let entry = self.live_entry(namespace, id)?;
         let expired = entry.expires_at_ms != 0 && entry.expires_at_ms <= self.store.clock.unix_ms();
