@@ -39,6 +39,7 @@ pub mod retry;
 pub mod scan;
 mod scram;
 mod service;
+mod spare;
 mod stats;
 pub mod store;
 pub mod transaction;

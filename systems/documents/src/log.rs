@@ -19,6 +19,7 @@ use crate::engine::Engine;
 use crate::layout::{kind, word};
 use crate::reply::{close, name, open, text};
 use crate::retry::Retry;
+use crate::spare;
 use crate::store::{Backing, Change, Stretch};
 use crate::write::{Event, Witness};
 
@@ -145,11 +146,11 @@ impl<'r> Recorder<'r> {
 fn recorded(
     recorder: &Recorder<'_>,
     collection: &Collection,
-    (time, operation): (u64, &str),
+    (time, now_ms, operation): (u64, u64, &str),
     id: &Bson,
     what: &[u8],
 ) -> Result<Vec<u8>> {
-    let mut out = Vec::with_capacity(what.len() + collection.namespace.len() + 160);
+    let mut out = spare::take(what.len() + collection.namespace.len() + 160);
     let whole = open(&mut out);
     name(&mut out, 0x11, "ts");
     out.extend(time.to_le_bytes());
@@ -158,7 +159,7 @@ fn recorded(
     text(&mut out, "op", operation);
     text(&mut out, "ns", &collection.namespace);
     name(&mut out, 0x09, "wall");
-    out.extend(recorder.engine.now_ms().to_le_bytes());
+    out.extend(now_ms.to_le_bytes());
     name(&mut out, 0x05, "ui");
     out.extend((collection.uuid.len() as u32).to_le_bytes());
     out.push(BinarySubtype::Uuid.into());
@@ -213,14 +214,15 @@ impl Witness for Recorder<'_> {
     fn changes(&mut self, collection: &Collection, event: &Event<'_>) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         if self.engine.logs() {
-            let time = self.engine.clock.next(self.engine.now_ms());
+            let now_ms = self.engine.now_ms();
+            let time = self.engine.clock.next(now_ms);
             let operation = match event {
                 Event::Insert { .. } => "i",
                 Event::Update { .. } => "u",
                 Event::Delete { .. } => "d",
             };
-            let record =
-                |id: &Bson, what: &[u8]| recorded(self, collection, (time, operation), id, what);
+            let when = (time, now_ms, operation);
+            let record = |id: &Bson, what: &[u8]| recorded(self, collection, when, id, what);
             let entry = match event {
                 Event::Insert { id, bytes } => record(id, bytes)?,
                 Event::Update { id, before, after, replaced } => {

@@ -17,6 +17,7 @@ use crate::catalog::{Collection, Database, Index};
 use crate::index::{Entries, entries, entry_key, entry_value, record_of};
 use crate::layout::{NUMBERED, kind, numbered};
 use crate::scan::{Found, decode};
+use crate::spare;
 use crate::store::{Backing, Change, Stretch};
 
 /// Largest document, bytes.
@@ -270,6 +271,7 @@ pub fn insert(
         database.put(grown);
     }
     row.count(&collection.figures, 1, length);
+    changes.into_iter().filter_map(|change| change.value).for_each(spare::give);
     if collection.capped.is_some() {
         shrink(row, database, collection)?;
     }

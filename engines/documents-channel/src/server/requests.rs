@@ -192,7 +192,6 @@ impl ChannelServer {
         message: &Message<'_>,
         handler: &mut dyn Handler,
     ) -> Result<Assembled, Broken> {
-        let now_ns = self.clock.monotonic_ns();
         let channel = self.channels.get(&id).ok_or(Broken)?;
         let (offset, length) = read_granted(message.body).ok_or(Broken)?;
         let (area, bytes) = channel.area();
@@ -222,7 +221,8 @@ impl ChannelServer {
         self.counters.body_copies += 1;
         if message.data_type == DataType::GrantedPart {
             self.bodies += length;
-            channel.assembly = Some(Assembly { index: message.index, bytes: body, at_ns: now_ns });
+            let at_ns = self.clock.monotonic_ns();
+            channel.assembly = Some(Assembly { index: message.index, bytes: body, at_ns });
             return Ok(Assembled::InPart);
         }
         self.bodies -= have;

@@ -14,6 +14,7 @@ use crate::engine::{Engine, existing};
 use crate::log::Recorder;
 use crate::reply::{Out, Reply, close, name, open};
 use crate::retry::Retry;
+use crate::spare;
 use crate::write;
 
 /// What the request asks.
@@ -89,7 +90,9 @@ pub fn answer(
     {
         return false;
     }
-    let Ok((id, bytes)) = write::prepare(one.document.to_vec()) else { return false };
+    let mut bytes = spare::take(one.document.len());
+    bytes.extend_from_slice(one.document);
+    let Ok((id, bytes)) = write::prepare(bytes) else { return false };
     let retry = one.numbered.map(|(id, number)| {
         let session = key_of(id.to_vec(), session.user.as_deref());
         // A transaction that the session began before is over.
@@ -281,6 +284,19 @@ mod tests {
         for request in [(&both, Some(document.as_slice())), (&body, Some(torn.as_slice()))] {
             let request = (request.0.as_slice(), request.1);
             assert!(!answer(&engine, &session, request, Vec::new, &mut out));
+        }
+    }
+
+    #[test]
+    fn the_next_insertion_uses_the_buffers_of_the_last() {
+        let engine = engine();
+        for id in 0..3 {
+            let document = doc! { "_id": id, "t": "x".repeat(1000) };
+            let body = doc! { "insert": "c", "documents": [document], "$db": "d" };
+            let body = body.to_vec().unwrap();
+            let session = Session::default();
+            assert!(answer(&engine, &session, (&body, None), Vec::new, &mut Vec::new()));
+            assert_eq!(spare::kept(), 2, "the document's and its log entry's");
         }
     }
 
