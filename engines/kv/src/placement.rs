@@ -32,7 +32,7 @@ pub fn hash_key(seed: u64, database: u8, key: &[u8]) -> u64 {
 
 /// As [`hash_key`], of a key in any namespace or of its row.
 #[inline]
-fn hash_in(seed: u64, namespace: u32, key: &[u8]) -> u64 {
+pub(crate) fn hash_in(seed: u64, namespace: u32, key: &[u8]) -> u64 {
     let seed = seed ^ u64::from(namespace).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
 }

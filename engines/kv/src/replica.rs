@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_wire::checksum::crc32c_append;
 
 use crate::ended::Ended;
+use crate::placement::{hash_in, shard_of_hash};
 use crate::rows::{agreed_from, agreed_key};
 use crate::shard::{PutOptions, Shard};
 use crate::snapshot::{SnapshotReport, check_snapshot, read_file};
@@ -115,6 +116,12 @@ impl Keyspace<'_> {
         }
     }
 
+    /// The locked shards apply what all replicas agree on at this time, Unix milliseconds, and will see no earlier
+    /// one: what [`crate::StoreOptions::agreed_ms`] says of all shards is true of these already.
+    pub fn agree_until(&mut self, unix_ms: u64) {
+        self.shards_mut().for_each(|shard| shard.agreed_ms = shard.agreed_ms.max(unix_ms));
+    }
+
     /// Stores an entry that no client can name; within a batch, as a part of it. The shard of the
     /// key has to be locked.
     ///
@@ -154,6 +161,20 @@ impl Keyspace<'_> {
             Some(entry) => self.read_value(&entry, out).map(|()| true),
             None => Ok(false),
         }
+    }
+}
+
+impl Store {
+    /// A name, beginning with `prefix`, for an entry of [`Keyspace::put_system`] that lies in `shard` of this store,
+    /// if the store has so many `shards`. The same at every opening.
+    #[must_use]
+    pub fn system_key_in(&self, prefix: &[u8], shard: usize, shards: usize) -> Vec<u8> {
+        let names = (0..=u64::MAX).map(|salt: u64| [prefix, &salt.to_be_bytes()].concat());
+        let belongs = |key: &Vec<u8>| {
+            let hash = hash_in(self.hash_seed(), SYSTEM_NAMESPACE, key);
+            shard_of_hash(hash, shards) == shard
+        };
+        names.into_iter().find(belongs).unwrap_or_default()
     }
 }
 

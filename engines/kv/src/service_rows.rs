@@ -453,7 +453,7 @@ impl Shard {
             self.ended.times.pop();
             left -= 1;
         }
-        let now = self.store.deletes_until_ms();
+        let now = self.deletes_until_ms();
         while left > 0
             && let Some((number, row)) = self.past_row(now)
         {

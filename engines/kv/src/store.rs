@@ -234,11 +234,12 @@ impl Store {
         Ok(())
     }
 
-    /// Keys whose time came by then may be deleted; see [`StoreOptions::agreed_ms`].
-    pub(crate) fn deletes_until_ms(&self) -> u64 {
+    /// Keys whose time came by then may be deleted; see [`StoreOptions::agreed_ms`]. A shard may be ahead of the
+    /// others, `ahead_ms`: [`crate::Keyspace::agree_until`].
+    pub(crate) fn deletes_until_ms(&self, ahead_ms: u64) -> u64 {
         let now_ms = self.clock.unix_ms();
         match &self.agreed_ms {
-            Some(agreed_ms) => now_ms.min(agreed_ms.load(Ordering::Relaxed)),
+            Some(agreed_ms) => now_ms.min(agreed_ms.load(Ordering::Relaxed).max(ahead_ms)),
             None => now_ms,
         }
     }
@@ -541,6 +542,12 @@ impl Store {
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.free_segments() <= self.reserve(Need::Data) + 1
+    }
+
+    /// Whether each shard may take so many segments for new data before [`Store::is_short`] says so.
+    #[must_use]
+    pub fn has_segments(&self, each: u64) -> bool {
+        self.free_segments() > self.reserve(Need::Data) + 1 + each * self.shards() as u64
     }
 
     /// As [`Store::is_short`], with `margin_bytes` to go; while it holds the collector is at work.

@@ -17,6 +17,17 @@ pub trait StateMachine: Send {
     /// Applies a committed command, and writes its reply into `reply`, which is empty.
     fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>);
 
+    /// As [`StateMachine::apply`], of a command that follows another one in a run: the machine may put it off, to
+    /// apply several at the same time. `false`: so it did, and [`StateMachine::settle`] tells the reply.
+    fn take(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) -> bool {
+        self.apply(position, command, reply);
+        true
+    }
+
+    /// Applies what was put off, as if one after another in the order in which it was taken, and appends a reply to
+    /// `replies` for each of it, in that order. Comes before [`StateMachine::flush`].
+    fn settle(&mut self, _replies: &mut Vec<Vec<u8>>) {}
+
     /// After a run of [`StateMachine::apply`] that ended with `applied`, and before its replies
     /// leave: a machine that is durable by itself persists.
     ///
@@ -30,6 +41,14 @@ pub trait StateMachine: Send {
     /// snapshot and log.
     fn applied(&self) -> Position {
         Position::NONE
+    }
+
+    /// A log begins behind [`StateMachine::applied`], upon what this machine has: nothing that comes took effect
+    /// here before, whatever the machine remembers of positions behind that one. It says so durably.
+    ///
+    /// Errors: the machine's; the server does not start.
+    fn founded_upon(&mut self) -> io::Result<()> {
+        Ok(())
     }
 
     /// Whether what [`StateMachine::flush`] returned for lasts in the machine itself: then the log

@@ -203,6 +203,8 @@ struct PendingTransfer {
 /// Replies that leave once the machine has flushed.
 enum Answered {
     Command(Done<Reply>, Result<Reply, Refusal>),
+    /// The machine put it off: the reply is the next one of [`StateMachine::settle`].
+    Later(Position, Option<Done<Reply>>),
     Session(Done<u64>, Result<u64, Refusal>),
 }
 
@@ -272,6 +274,7 @@ pub struct Node<S> {
     upward: Vec<Command>,
     payload: Vec<u8>,
     answered: Vec<Answered>,
+    settled: Vec<Vec<u8>>,
     /// Its thread, where others share it.
     seat: Option<Seat>,
     /// When it was last asked for something, or woken.
@@ -353,6 +356,7 @@ impl<S: StateMachine> Node<S> {
         restored.map_err(NodeError::Machine)?;
         let known = Known::load(home.known_path())?;
         let head = if is_founded_upon(&home, &head, &known, machine_has) {
+            machine.founded_upon().map_err(NodeError::Machine)?;
             begin_at(&home, Head { position: machine_has, ..head })?
         } else {
             head
@@ -460,6 +464,7 @@ impl<S: StateMachine> Node<S> {
             upward: Vec::new(),
             payload: Vec::new(),
             answered: Vec::new(),
+            settled: Vec::new(),
             seat,
             active_ns: 0,
             connected: Vec::new(),

@@ -16,8 +16,8 @@
 //! *Absent:* what commands mean, and sockets: another member is reached over the fabric of the log.
 //!
 //! Invariants:
-//! - a unit takes effect once, whole, at every member, however often it is proposed: what it
-//!   changes and the [`Turn`] of its lane are stored together by its service;
+//! - a unit takes effect once, whole, at every member, however often it is proposed: its service
+//!   stores the [`Turn`] of its lane with what it changes, or not before;
 //! - a unit that a member cannot read stops that member; nothing is skipped that another member
 //!   may apply;
 //! - a lane has one unit under way, and proposes nothing before everything of the node's earlier
@@ -46,7 +46,7 @@ pub use handle::LogHandle;
 pub use journey::{Carried, Journey, Load, Step};
 pub use lane::Lane;
 pub use log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
-pub use machine::{CannotApply, Machine, Replicated, Replies, Tag};
+pub use machine::{CannotApply, Machine, Replicated, Replies, Settled, Tag, Take};
 pub use replicator::Replicator;
 pub use unit::{LaneName, Turn, Unit};
 pub use units::Units;

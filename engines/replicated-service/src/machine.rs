@@ -72,6 +72,28 @@ impl Replies<'_> {
     }
 }
 
+/// What a service does with a unit that others may follow before [`Replicated::settle`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Take {
+    /// It is to be applied now, by [`Replicated::apply`], behind everything that was put off.
+    Alone,
+    /// There is no more place: what was put off is to be settled first, and then the service asked again.
+    Full,
+    /// It was put off.
+    Later,
+}
+
+/// What [`Replicated::settle`] tells of a unit that was put off.
+#[derive(Debug)]
+pub struct Settled<'a> {
+    /// Its replies, a part for each request ([`crate::unit::parts`]).
+    pub replies: &'a [u8],
+    /// How many requests it had.
+    pub requests: u64,
+    /// As [`Replicated::effects`].
+    pub effects: Option<u64>,
+}
+
 /// A service whose state is replicated. Every call comes from the log's thread.
 ///
 /// Units in the log's order lead to the same state at every member, and at any moment (and to the
@@ -88,6 +110,13 @@ pub trait Replicated: Send {
     /// skipped when it comes again. Asked once.
     fn applied(&self) -> Position;
 
+    /// A log begins behind [`Replicated::applied`]: as [`StateMachine::founded_upon`].
+    ///
+    /// Errors: the medium's; the member does not start.
+    fn founded_upon(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Whether [`Replicated::flush`] makes effects last in the service itself.
     fn is_durable(&self) -> bool;
 
@@ -96,11 +125,43 @@ pub trait Replicated: Send {
     /// Errors: [`CannotApply`].
     fn last_turn(&mut self, lane: LaneName) -> Result<Turn, CannotApply>;
 
-    /// Applies all requests of a unit, and remembers `unit.turn` as its lane's latest. A crash
-    /// leaves all of it or nothing.
+    /// Whether all of a unit took effect before the member's last end, although the lane's turn that the service
+    /// had recorded does not say so: it is skipped. Asked once of each unit (a piece is one) beyond that turn,
+    /// before anything else is done with it.
+    ///
+    /// Errors: [`CannotApply`].
+    fn took_effect(&mut self, _position: Position, _unit: &Unit<'_>) -> Result<bool, CannotApply> {
+        Ok(false)
+    }
+
+    /// Whether the unit that was applied last had taken effect in part before the member's last end. Its replies
+    /// are lost, and members compare nothing of it.
+    fn had_begun(&self) -> bool {
+        false
+    }
+
+    /// Puts a unit off, to apply it with those that come before the next [`Replicated::settle`]; from now on
+    /// `unit.turn` is its lane's latest. What it does and answers must be what it would be if each had been
+    /// applied in turn.
+    ///
+    /// Errors: [`CannotApply`].
+    fn take(&mut self, _position: Position, _unit: &Unit<'_>) -> Result<Take, CannotApply> {
+        Ok(Take::Alone)
+    }
+
+    /// Applies what was put off, and tells `each` of every unit of it, in the order in which it was taken.
+    ///
+    /// Errors: [`CannotApply`], as from [`Replicated::apply`].
+    fn settle(&mut self, _each: &mut dyn FnMut(Settled<'_>)) -> Result<(), CannotApply> {
+        Ok(())
+    }
+
+    /// Applies all requests of a unit, and remembers `unit.turn` as its lane's latest. A crash before the next
+    /// [`Replicated::flush`] leaves all of it or nothing; or a part that the service knows of when the unit comes
+    /// again, and does not apply twice ([`Replicated::had_begun`]).
     ///
     /// Errors: [`CannotApply`]; the member stops, and nothing of the unit may be left when the
-    /// service is opened next.
+    /// service is opened next, but such a part.
     fn apply(
         &mut self,
         position: Position,
@@ -178,11 +239,27 @@ pub trait Replicated: Send {
     fn restore(&mut self, position: Position, state: &mut dyn Read) -> io::Result<()>;
 }
 
+/// A unit that its service put off.
+struct Pending {
+    position: Position,
+    lane: LaneName,
+    turn: Turn,
+    check: Option<Check>,
+    /// Of the command.
+    crc: u32,
+    /// Of this run of this member.
+    own: bool,
+}
+
 /// The state machine of a group: its services, by tag.
 pub struct Machine {
     group: Arc<Group>,
     services: Vec<Box<dyn Replicated>>,
     windows: Windows,
+    /// Put off, all by one service.
+    pending: Vec<Pending>,
+    /// Replies to what was put off and settled already, for [`StateMachine::settle`].
+    settled: Vec<Vec<u8>>,
     failure: Option<String>,
 }
 
@@ -203,7 +280,14 @@ impl Machine {
                 return Err(CannotApply::new(format!("two services have tag {}", service.tag().0)));
             }
         }
-        let mut machine = Self { group, services, windows: Windows::default(), failure: None };
+        let mut machine = Self {
+            group,
+            services,
+            windows: Windows::default(),
+            pending: Vec::new(),
+            settled: Vec::new(),
+            failure: None,
+        };
         machine.choose_incarnation()?;
         machine.group.set_applied(machine.position().0);
         Ok(machine)
@@ -230,35 +314,30 @@ impl Machine {
         positions.min().unwrap_or_default()
     }
 
+    /// Applies a command, or has its service put it off: `false`. Where `later` is not allowed, none is put off.
     fn apply_or_fail(
         &mut self,
         position: Position,
         command: &[u8],
         reply: &mut Vec<u8>,
-    ) -> Result<(), CannotApply> {
+        later: bool,
+    ) -> Result<bool, CannotApply> {
         let unit = match Unit::decode(command) {
             Ok(unit) => unit,
             Err(NoUnit::Malformed) => {
                 // At every member alike.
                 tracing::error!(bytes = command.len(), "an entry of the log is no unit; skipped");
-                self.told(position, Some(outcome(command, 0)));
-                return Ok(());
+                self.settle_pending()?;
+                self.told(position, Some(outcome(crc32c(command), 0)));
+                return Ok(true);
             }
             Err(NoUnit::Version(version)) => {
                 let reason = format!("the log has units of version {version}: a newer build wrote");
                 return Err(CannotApply::new(reason));
             }
         };
-        let tag = unit.lane.service;
-        let service = self.services.iter_mut().find(|service| service.tag() == tag);
-        let Some(service) = service.filter(|service| unit.format <= service.format()) else {
-            let (service, format) = (tag.0, unit.format);
-            let reason = format!(
-                "the log has requests of service {service} in format {format}, which this member \
-                 does not serve: the same services of the same build belong to every member"
-            );
-            return Err(CannotApply::new(reason));
-        };
+        let index = self.service_of(&unit)?;
+        let service = &mut self.services[index];
         let own = self.group.options().node == unit.lane.node;
         if own {
             outgrow(&self.group, unit.turn);
@@ -267,25 +346,86 @@ impl Machine {
         if own {
             outgrow(&self.group, before);
         }
+        let repeated = unit.turn <= before || service.took_effect(position, &unit)?;
+        let pending = Pending {
+            position,
+            lane: unit.lane,
+            turn: unit.turn,
+            check: unit.check,
+            crc: crc32c(command),
+            own: own && unit.turn.incarnation == self.group.incarnation(),
+        };
+        if !repeated && unit.piece.is_none() {
+            if self.pending.first().is_some_and(|first| first.lane.service != unit.lane.service) {
+                self.settle_pending()?;
+            }
+            let mut take = self.services[index].take(position, &unit)?;
+            if take == Take::Full {
+                self.settle_pending()?;
+                take = self.services[index].take(position, &unit)?;
+            }
+            if take == Take::Later {
+                self.pending.push(pending);
+                if later {
+                    return Ok(false);
+                }
+                self.settle_pending()?;
+                reply.append(&mut self.settled.pop().unwrap_or_default());
+                return Ok(true);
+            }
+        }
+        self.settle_pending()?;
         if let Some(check) = unit.check {
             compare(&self.group, &self.windows, check, position);
         }
-        if unit.turn <= before {
-            count(&self.group.counters.repeated, 1);
-            reply.extend_from_slice(&REPEATED);
-            self.told(position, None);
-            return Ok(());
+        if repeated {
+            self.skipped(position, reply);
+        } else {
+            self.apply_alone(index, &unit, &pending, reply)?;
         }
+        Ok(true)
+    }
+
+    /// The service that a unit is for.
+    fn service_of(&self, unit: &Unit<'_>) -> Result<usize, CannotApply> {
+        let (service, format) = (unit.lane.service, unit.format);
+        let mut services = self.services.iter();
+        let found = services.position(|known| known.tag() == service && format <= known.format());
+        found.ok_or_else(|| {
+            let service = service.0;
+            CannotApply::new(format!(
+                "the log has requests of service {service} in format {format}, which this member \
+                 does not serve: the same services of the same build belong to every member"
+            ))
+        })
+    }
+
+    /// A unit that took effect before.
+    fn skipped(&mut self, position: Position, reply: &mut Vec<u8>) {
+        count(&self.group.counters.repeated, 1);
+        reply.clear();
+        reply.extend_from_slice(&REPEATED);
+        self.told(position, None);
+    }
+
+    fn apply_alone(
+        &mut self,
+        index: usize,
+        unit: &Unit<'_>,
+        pending: &Pending,
+        reply: &mut Vec<u8>,
+    ) -> Result<(), CannotApply> {
+        let (position, service) = (pending.position, &mut self.services[index]);
         let before = match unit.piece {
-            Some(piece) if piece.is_last() => service.pieces(&unit)?,
+            Some(piece) if piece.is_last() => service.pieces(unit)?,
             _ => None,
         };
         if unit.piece.is_some() && before.is_none() {
             // Not the last one; or one whose others are not here, which no lane proposes.
-            service.keep_piece(position, &unit)?;
+            service.keep_piece(position, unit)?;
             count(&self.group.counters.pieces, 1);
-            self.told(position, Some(outcome(command, 0)));
-            if own && unit.turn.incarnation == self.group.incarnation() {
+            self.told(position, Some(outcome(pending.crc, 0)));
+            if pending.own {
                 self.group.keep_reply(unit.lane, unit.turn.number, &[]);
             }
             return Ok(());
@@ -298,30 +438,75 @@ impl Machine {
         match &whole {
             Some(bytes) => {
                 service.apply(position, &unit.whole(bytes), &mut replies)?;
-                service.drop_pieces(&unit)?;
+                service.drop_pieces(unit)?;
             }
-            None => service.apply(position, &unit, &mut replies)?,
+            None => service.apply(position, unit, &mut replies)?,
         }
-        let requests = replies.count;
-        let effects = service.effects().unwrap_or_else(|| u64::from(crc32c(reply)));
-        let did = outcome(command, effects);
-        self.told(position, Some(did));
-        count(&self.group.counters.units, 1);
-        count(&self.group.counters.requests, requests);
-        if own && unit.turn.incarnation == self.group.incarnation() {
-            self.group.keep_reply(unit.lane, unit.turn.number, reply);
+        let (requests, effects) = (replies.count, service.effects());
+        if service.had_begun() {
+            self.skipped(position, reply);
+            return Ok(());
         }
+        let settled = Settled { replies: reply, requests, effects };
+        conclude(&self.group, &mut self.windows, pending, &settled);
         Ok(())
+    }
+
+    /// Has the units that were put off applied, and keeps their replies.
+    fn settle_pending(&mut self) -> Result<(), CannotApply> {
+        let Some(first) = self.pending.first() else { return Ok(()) };
+        let tag = first.lane.service;
+        let (group, windows, settled) = (&self.group, &mut self.windows, &mut self.settled);
+        let Some(service) = self.services.iter_mut().find(|service| service.tag() == tag) else {
+            return Ok(());
+        };
+        let mut pending = self.pending.drain(..);
+        let outcome = service.settle(&mut |unit| {
+            let Some(pending) = pending.next() else { return };
+            if let Some(check) = pending.check {
+                compare(group, windows, check, pending.position);
+            }
+            conclude(group, windows, &pending, &unit);
+            settled.push(unit.replies.to_vec());
+        });
+        drop(pending);
+        outcome
+    }
+
+    /// The member stops.
+    fn fail(&mut self, position: Position, CannotApply { reason }: CannotApply) {
+        tracing::error!(
+            reason,
+            %position,
+            "this member cannot apply what the cluster agreed on, and stops"
+        );
+        self.failure = Some(reason);
+        self.group.fail();
+    }
+}
+
+/// A unit was applied: counts it, and keeps what it answered and what it did.
+fn conclude(group: &Group, windows: &mut Windows, unit: &Pending, settled: &Settled<'_>) {
+    let effects = settled.effects.unwrap_or_else(|| u64::from(crc32c(settled.replies)));
+    tell(group, windows, unit.position, Some(outcome(unit.crc, effects)));
+    count(&group.counters.units, 1);
+    count(&group.counters.requests, settled.requests);
+    if unit.own {
+        group.keep_reply(unit.lane, unit.turn.number, settled.replies);
+    }
+}
+
+fn tell(group: &Group, windows: &mut Windows, position: Position, outcome: Option<u64>) {
+    let newest = windows.newest();
+    windows.applied(position.0, outcome);
+    if windows.newest() != newest {
+        group.set_check(windows.newest());
     }
 }
 
 impl Machine {
     fn told(&mut self, position: Position, outcome: Option<u64>) {
-        let newest = self.windows.newest();
-        self.windows.applied(position.0, outcome);
-        if self.windows.newest() != newest {
-            self.group.set_check(self.windows.newest());
-        }
+        tell(&self.group, &mut self.windows, position, outcome);
     }
 }
 
@@ -350,15 +535,29 @@ impl StateMachine for Machine {
         if self.failure.is_some() {
             return;
         }
-        if let Err(CannotApply { reason }) = self.apply_or_fail(position, command, reply) {
-            tracing::error!(
-                reason,
-                %position,
-                "this member cannot apply what the cluster agreed on, and stops"
-            );
-            self.failure = Some(reason);
-            self.group.fail();
+        if let Err(error) = self.apply_or_fail(position, command, reply, false) {
+            self.fail(position, error);
         }
+    }
+
+    fn take(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) -> bool {
+        if self.failure.is_some() {
+            return true;
+        }
+        self.apply_or_fail(position, command, reply, true).unwrap_or_else(|error| {
+            self.fail(position, error);
+            true
+        })
+    }
+
+    fn settle(&mut self, replies: &mut Vec<Vec<u8>>) {
+        let last = self.pending.last().map(|last| last.position);
+        if let (None, Some(last)) = (&self.failure, last)
+            && let Err(error) = self.settle_pending()
+        {
+            self.fail(last, error);
+        }
+        replies.append(&mut self.settled);
     }
 
     fn flush(&mut self, applied: Position) -> io::Result<()> {
@@ -376,6 +575,10 @@ impl StateMachine for Machine {
 
     fn applied(&self) -> Position {
         self.position()
+    }
+
+    fn founded_upon(&mut self) -> io::Result<()> {
+        self.services.iter_mut().try_for_each(|service| service.founded_upon())
     }
 
     fn is_durable(&self) -> bool {

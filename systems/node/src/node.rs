@@ -587,9 +587,11 @@ fn mailboxes(shards: usize) -> Vec<Vec<Option<Peer>>> {
     grid
 }
 
-/// The figures of the shards' executors and of the log's, with the slow log as configured.
+/// The figures of the shards' executors, of the log's, and of those by which the log is applied to the shards, with
+/// the slow log as configured.
 fn figures(config: &NodeConfig) -> NodeFigures {
-    let figures = NodeFigures::new(config.shards + 1);
+    let applying = if config.replication.is_some() { config.shards } else { 0 };
+    let figures = NodeFigures::new(config.shards + 1 + applying);
     if let Some(limit) = config.redis.as_ref().and_then(|door| door.slow_log) {
         let microseconds = i64::try_from(limit.as_micros()).unwrap_or(i64::MAX);
         figures.slow.set_slower_than_us(microseconds);

@@ -154,6 +154,7 @@ impl Shared {
         let Some(replication) = &self.replication else { return out };
         let state = replication.state().unwrap_or_default();
         let stats = replication.stats();
+        let met = replication.meeting.stats();
         let others = state.members.iter().filter(|member| member.id != state.id);
         let role = if state.leads() { "master" } else { "slave" };
         let _ = write!(out, "role:{role}\r\n");
@@ -174,7 +175,8 @@ impl Shared {
              log_lag:{}\r\nlog_snapshot:{}\r\nlog_leaderships:{}\r\nlog_snapshots_sent:{}\r\n\
              log_snapshots_installed:{}\r\nlog_units:{}\r\nlog_requests:{}\r\n\
              log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_forwards_served:{}\r\n\
-             log_timed_out:{}\r\nlog_divergences:{}\r\nlog_members:{}\r\n",
+             log_timed_out:{}\r\nlog_divergences:{}\r\nlog_waves:{}\r\nlog_parts:{}\r\n\
+             log_parts_handed_over:{}\r\nlog_members:{}\r\n",
             if state.leads() { connected } else { 0 },
             replication.options.cluster,
             replication.options.node,
@@ -195,6 +197,9 @@ impl Shared {
             state.forwards_served,
             stats.timed_out,
             stats.divergences,
+            met.waves,
+            met.parts,
+            met.handed_over,
             state.members.len(),
         );
         for (index, member) in state.members.iter().enumerate() {

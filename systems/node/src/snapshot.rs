@@ -109,9 +109,10 @@ impl Snapshots {
         self.last_save_seconds.load(Ordering::Acquire)
     }
 
-    /// Takes the barrier for a SAVE that runs next on this thread, which holds all shards.
-    pub(crate) fn prepare(&self, keyspace: &mut Keyspace<'_>) {
-        *lock(&self.prepared) = Some(keyspace.begin_snapshot());
+    /// Takes the barrier for a SAVE that runs next on this thread, which holds all shards. None while what they hold
+    /// is a part.
+    pub(crate) fn prepare(&self, keyspace: &mut Keyspace<'_>, shared: &Shared) {
+        *lock(&self.prepared) = Some(begin(keyspace, shared));
     }
 
     /// Gives up a barrier that was not used.
@@ -189,14 +190,15 @@ impl Snapshots {
 
     fn run(&self, shared: &Shared) -> Result<(), KvError> {
         let all: Vec<usize> = (0..shared.shards.len()).collect();
-        let begin = || {
+        let take_barrier = || {
+            let _inside = shared.enter_cut();
             let mut guards = shared.lock_shards(&all);
             let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
-            Keyspace::many(shards, 0).begin_snapshot()
+            begin(&mut Keyspace::many(shards, 0), shared)
         };
         let snapshot = loop {
-            match begin() {
-                // Of a replicated log: it ends, and this one was asked for.
+            match take_barrier() {
+                // Of a replicated log, or the log brings what is missing: it ends, and this one was asked for.
                 Err(KvError::SnapshotInProgress) if !lock(&self.background).stopping => {
                     std::thread::sleep(OTHERS_PAUSE);
                 }
@@ -225,6 +227,11 @@ impl Snapshots {
             tracing::error!("the thread of a background snapshot ended in a panic");
         }
     }
+}
+
+/// Takes the barrier of a snapshot: not while a replicated log brings the rest of what the shards hold.
+fn begin(keyspace: &mut Keyspace<'_>, shared: &Shared) -> Result<Snapshot, KvError> {
+    if shared.is_loading() { Err(KvError::SnapshotInProgress) } else { keyspace.begin_snapshot() }
 }
 
 #[cfg(test)]

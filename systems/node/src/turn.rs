@@ -258,6 +258,7 @@ impl ShardThread {
         }
         if self.lane.is_some() {
             self.answer_late();
+            self.apply_offered(shard);
         }
         let executed = self.take_parcels(shard);
         let changed = &self.shared.doors[self.index].changed;

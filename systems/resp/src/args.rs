@@ -112,15 +112,41 @@ impl ArgsBuffer {
         true
     }
 
-    /// Appends a request given as separate words.
+    /// Appends a request given as separate words. `false`, and nothing appended, where the requests together
+    /// would pass 4 GiB.
     #[must_use]
     pub fn push_words(&mut self, words: &[&[u8]]) -> bool {
-        let mut one = Self::new();
-        for word in words {
-            one.spans.push(Span { start: one.data.len() as u32, length: word.len() as u32 });
-            one.data.extend_from_slice(word);
+        self.begin();
+        let all = words.iter().all(|word| self.push_word(word));
+        if !all {
+            self.take_last();
         }
-        self.push(Args::new(&one.data, &one.spans))
+        all
+    }
+
+    /// Begins a request, whose words follow one by one.
+    pub(crate) fn begin(&mut self) {
+        self.starts.push(self.spans.len() as u32);
+    }
+
+    /// Appends a word to the request that was begun last. `false`, and nothing appended, where the requests
+    /// together would pass 4 GiB.
+    #[must_use]
+    pub(crate) fn push_word(&mut self, word: &[u8]) -> bool {
+        if u32::try_from(self.data.len() + word.len()).is_err() {
+            return false;
+        }
+        self.spans.push(Span { start: self.data.len() as u32, length: word.len() as u32 });
+        self.data.extend_from_slice(word);
+        true
+    }
+
+    fn take_last(&mut self) {
+        let Some(start) = self.starts.pop() else { return };
+        if let Some(first) = self.spans.get(start as usize) {
+            self.data.truncate(first.start as usize);
+        }
+        self.spans.truncate(start as usize);
     }
 
     /// Number of requests.

@@ -12,6 +12,8 @@ pub(crate) mod slow;
 pub(crate) mod strings;
 pub(crate) mod transactions;
 
+pub(crate) use self::reservation::{FLOAT_BYTES, builds_on_values};
+
 use beeline_kv::{EntryRef, Expected, KEYS_AHEAD, Keyspace, PutOptions};
 
 use crate::args::Args;

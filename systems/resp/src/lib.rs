@@ -49,7 +49,7 @@ pub use args::{Args, ArgsBuffer, Span};
 pub use commands::{Call, CommandResult, Counters, DataHandler, SessionHandler, type_name};
 pub use error::CommandError;
 pub use executor::{After, Executor, Remote, reply_protocol_error};
-pub use logged::Logged;
+pub use logged::{Logged, Reach};
 pub use output::{Output, Version};
 pub use parser::{Limits, ProtocolError, RequestParser, expected};
 pub use plan::{Effect, Placement, Plan, Planned, Route, ShardSet};

@@ -11,11 +11,15 @@
 //! Numbers are little endian. A command is one, without watched keys. A fingerprint stands for
 //! what a key held at WATCH; 0: there was no such key.
 
+use beeline_kv::Store;
+use beeline_kv::entry::slot_bytes_for;
+
 use crate::args::{Args, ArgsBuffer};
+use crate::commands::{FLOAT_BYTES, builds_on_values};
 use crate::output::Version;
-use crate::plan::stores;
+use crate::plan::{Placement, Route, route_of_keys, stores};
 use crate::session::Session;
-use crate::table::{Found, resolve};
+use crate::table::{Found, Handler, resolve};
 
 const COMMAND: u8 = 1;
 const TRANSACTION: u8 = 2;
@@ -118,50 +122,142 @@ impl Logged {
         requests.any(|args| matches!(resolve(args), Found::Command(command) if stores(command)))
     }
 
+    /// Where the request works and how much it writes there, where its arguments alone say so; `None` of a
+    /// transaction, and of a command that writes what the keyspace holds (APPEND, COPY) or works on more than
+    /// the keys among its arguments.
+    #[must_use]
+    pub fn reach(&self, placement: &impl Placement) -> Option<Reach> {
+        if self.is_transaction {
+            return None;
+        }
+        let args = self.requests.get(0);
+        let Found::Command(command) = resolve(args) else {
+            return Some(Reach { route: Route::Here, bytes: 0 });
+        };
+        if !command.takes(args.len()) || !matches!(command.handler, Handler::Data(_)) {
+            return Some(Reach { route: Route::Here, bytes: 0 });
+        }
+        if builds_on_values(command) || !command.has_keys() {
+            return None;
+        }
+        let route = route_of_keys(command, args, self.database, placement)?;
+        // At most one entry for each argument, of the longest key, and a row's head with it.
+        let longest = command.key_positions(args).map(|at| args.get(at).len()).max().unwrap_or(0);
+        let each = Store::field_bytes(longest, 0, 0) + Store::head_bytes(longest) + 64;
+        let mut bytes = 0;
+        for argument in args.from(1) {
+            bytes += each + slot_bytes_for(0, 2 * argument.len());
+        }
+        if command.name.ends_with("float") {
+            bytes += FLOAT_BYTES;
+        }
+        Some(Reach { route, bytes })
+    }
+
     /// Reads one request, which fills `bytes`; `None` where it does not.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Rest(bytes);
-        let is_transaction = match rest.byte()? {
+        let mut logged = Self::default();
+        logged.read(bytes).then_some(logged)
+    }
+
+    /// As [`Logged::decode`], into memory that is there. `false`: what is in it then is no request.
+    #[must_use]
+    pub fn read(&mut self, bytes: &[u8]) -> bool {
+        self.watched.clear();
+        self.requests.clear();
+        self.read_rest(Rest(bytes)).unwrap_or(false)
+    }
+
+    fn read_rest(&mut self, mut rest: Rest<'_>) -> Option<bool> {
+        self.is_transaction = match rest.byte()? {
             COMMAND => false,
             TRANSACTION => true,
             _ => return None,
         };
-        let version = match rest.byte()? {
+        self.version = match rest.byte()? {
             2 => Version::Resp2,
             3 => Version::Resp3,
             _ => return None,
         };
-        let database = rest.byte()?;
-        if u16::from(database) >= beeline_kv::DATABASES || rest.byte()? != 0 {
+        self.database = rest.byte()?;
+        if u16::from(self.database) >= beeline_kv::DATABASES || rest.byte()? != 0 {
             return None;
         }
-        let mut logged = Self { is_transaction, version, database, ..Self::default() };
         for _ in 0..rest.count()? {
             let database = rest.byte()?;
             let fingerprint = rest.long()?;
-            logged.watched.push((database, rest.bytes()?.to_vec(), fingerprint));
+            self.watched.push((database, rest.bytes()?.to_vec(), fingerprint));
         }
         let commands = rest.count()?;
-        let mut words = Vec::new();
         for _ in 0..commands {
-            words.clear();
+            self.requests.begin();
             for _ in 0..rest.count()? {
-                words.push(rest.bytes()?);
-            }
-            if !logged.requests.push_words(&words) {
-                return None;
+                if !self.requests.push_word(rest.bytes()?) {
+                    return None;
+                }
             }
         }
-        let whole = rest.0.is_empty() && (is_transaction || commands == 1);
-        whole.then_some(logged)
+        Some(rest.0.is_empty() && (self.is_transaction || commands == 1))
     }
+}
+
+/// What is known of a request before it runs: [`Logged::reach`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// The shards of its keys.
+    pub route: Route,
+    /// Bytes of entries that it stores at most, deletions included.
+    pub bytes: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Shards by the last byte of a key.
+    struct LastByte;
+
+    impl Placement for LastByte {
+        fn shard_of(&self, database: u8, key: &[u8]) -> usize {
+            usize::from(database) + usize::from(key.last().copied().unwrap_or(0) - b'0')
+        }
+
+        fn shard_of_cursor(&self, _cursor: u64) -> usize {
+            0
+        }
+    }
+
+    fn reach_of(request: &str, database: u8) -> Option<Route> {
+        let mut logged = Logged { database, ..Logged::default() };
+        let words: Vec<&[u8]> = request.split(' ').map(str::as_bytes).collect();
+        assert!(logged.requests.push_words(&words));
+        logged.reach(&LastByte).map(|reach| reach.route)
+    }
+
+    #[test]
+    fn a_request_reaches_the_shards_of_its_keys_or_nobody_knows_where() {
+        for request in ["set k1 v", "INCR k1", "hset k1 f v g w", "del k1 a1", "mset k1 a b1 c"] {
+            assert_eq!(reach_of(request, 0), Some(Route::Shard(1)), "{request}");
+            assert_eq!(reach_of(request, 2), Some(Route::Shard(3)), "{request}");
+        }
+        for request in ["mset k1 a k2 b", "del k1 k2", "msetex 2 k1 a k2 b EX 5"] {
+            assert!(matches!(reach_of(request, 0), Some(Route::Shards(_))), "{request}");
+        }
+        for request in ["append k1 v", "rename k1 a1", "copy k1 a1", "expire k1 5", "flushall"] {
+            assert_eq!(reach_of(request, 0), None, "{request}");
+        }
+        for request in ["nonsense k1", "set k1", "select 3"] {
+            assert_eq!(
+                reach_of(request, 0),
+                Some(Route::Here),
+                "{request}: an error, wherever it runs"
+            );
+        }
+        let transaction = Logged { is_transaction: true, ..Logged::default() };
+        assert_eq!(transaction.reach(&LastByte), None);
+    }
 
     proptest! {
         #[test]

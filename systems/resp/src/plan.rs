@@ -445,6 +445,18 @@ pub(crate) fn stores(command: &Command) -> bool {
     command.has(flag::WRITE) && !deletes
 }
 
+/// The shards of a command's keys; `None` where it needs more than the keys among its arguments.
+pub(crate) fn route_of_keys(
+    command: &Command,
+    args: Args<'_>,
+    database: u8,
+    placement: &impl Placement,
+) -> Option<Route> {
+    let mut needs = Needs(Route::Here);
+    needs.collect(command, args, database, placement);
+    (command.scope == Scope::Keys).then_some(needs.0)
+}
+
 fn runs_inside_transaction(command: &Command) -> bool {
     command.scope == Scope::Transaction
         || command.scope == Scope::Watch

@@ -129,6 +129,8 @@ pub struct Shard {
     leans: bool,
     /// The shard whose log has the last change of a stream of this one, if it may not be persisted.
     pub(crate) appends_in: Option<usize>,
+    /// See [`crate::Keyspace::agree_until`].
+    pub(crate) agreed_ms: u64,
 }
 
 impl Shard {
@@ -159,6 +161,7 @@ impl Shard {
             poisoned: false,
             leans: false,
             appends_in: None,
+            agreed_ms: 0,
             store,
         }
     }
@@ -633,10 +636,15 @@ impl Shard {
         self.batch.is_some()
     }
 
+    /// Keys of this shard whose time came by then may be deleted.
+    pub(crate) fn deletes_until_ms(&self) -> u64 {
+        self.store.deletes_until_ms(self.agreed_ms)
+    }
+
     /// Deletes a key whose time has come.
     fn expire(&mut self, namespace: u32, hash: u64, key: &[u8], expires_at_ms: u64) {
         let held_back = self.store.is_replacing() && !fault::is_on(KnownBug::ExpireWhileReplacing);
-        if expires_at_ms > self.store.deletes_until_ms() || held_back {
+        if expires_at_ms > self.deletes_until_ms() || held_back {
             return;
         }
         // Where not even a tombstone fits, the key stays and is reported absent as long as its

@@ -95,13 +95,12 @@ impl Shard {
         if self.expiry.at.is_some() {
             sooner(&mut deadline, now_ns + SWEEP_PAUSE_NS);
         } else if self.expires_anything() {
-            let now_ms = self.store.deletes_until_ms();
+            let now_ms = self.deletes_until_ms();
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
         if let Some(at_ms) = self.next_row_end() {
-            let wait =
-                at_ms.saturating_sub(self.store.deletes_until_ms()).clamp(10, LONGEST_SLEEP_MS);
+            let wait = at_ms.saturating_sub(self.deletes_until_ms()).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
         let live = self.live_bytes();
@@ -170,7 +169,7 @@ impl Shard {
             self.expiry = Expiry { due_ms: u64::MAX, ..Expiry::default() };
             return Ok(false);
         }
-        let now = self.store.deletes_until_ms();
+        let now = self.deletes_until_ms();
         let (mut space, mut page) = match self.expiry.at {
             Some(at) => at,
             None if self.expiry.due_ms <= now => {

@@ -102,13 +102,22 @@ impl<S: StateMachine> Node<S> {
             position = position.next();
         }
         self.payload = payload;
+        self.machine.settle(&mut self.settled);
         // None of these where the first of them is held.
         if self.applied >= first && self.applied > self.machine_has {
             self.machine.flush(self.applied).map_err(NodeError::Machine)?;
         }
+        let mut settled = self.settled.drain(..);
         for answered in self.answered.drain(..) {
             match answered {
                 Answered::Command(done, reply) => done(reply),
+                Answered::Later(position, done) => {
+                    let bytes = settled.next();
+                    if let Some(done) = done {
+                        let reply = bytes.map(|bytes| Reply { position, bytes, repeated: false });
+                        done(reply.ok_or(Refusal::ReplyLost));
+                    }
+                }
                 Answered::Session(done, name) => done(name),
             }
         }
@@ -165,8 +174,13 @@ impl<S: StateMachine> Node<S> {
             let waiter = waiters.next();
             if command.session == NO_SESSION {
                 let mut bytes = Vec::new();
-                if runs {
-                    machine.apply(position, command.bytes, &mut bytes);
+                if runs && !machine.take(position, command.bytes, &mut bytes) {
+                    let done = match waiter {
+                        Some(Waiter::Command(done)) => Some(done),
+                        _ => None,
+                    };
+                    self.answered.push(Answered::Later(position, done));
+                    continue;
                 }
                 if let Some(Waiter::Command(done)) = waiter {
                     let reply = Reply { position, bytes, repeated: false };

@@ -1,10 +1,10 @@
 //! The keys as a replicated service: units, applied to the shards.
 //!
-//! A unit is one batch of the store: the effects of its requests, its lane's latest turn, and the
-//! log's time. So after a crash the lane's turn tells whether the unit's effects are there, and a unit
-//! that is applied again, because the position recorded is older or because it was proposed twice, is
-//! skipped ([`beeline_replicated_service::Machine`]); what comes behind it runs no earlier than it did.
-//! The position is recorded by `flush`, behind the effects.
+//! Units that follow each other are applied at the same time, in parts: [`super::wave`]. A part is one batch of the
+//! store: the effects of its requests, and a mark of how far its shard has come ([`super::marks`]). `flush`, behind the
+//! parts, records the position, the lanes' latest turns and the log's time as of it, in one batch. So after a crash
+//! the log brings again what lies behind the recorded position, and what lies before the marks is skipped; a unit
+//! that was proposed twice is skipped by its lane's turn ([`beeline_replicated_service::Machine`]).
 //!
 //! Replicas must not differ in what a unit does. Its requests see the time stamped on it, and the
 //! keyspace; limits that depend on how entries lie are never met ([`BATCH_SHARE`]). What else may
@@ -13,7 +13,7 @@
 //! held until there is some.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -22,10 +22,14 @@ use std::time::{Duration, Instant};
 
 use beeline_kv::{Keyspace, KvError, check_replacement, replace_by_snapshot};
 use beeline_replicated_log::{Position, SnapshotWriter};
-use beeline_replicated_service::{CannotApply, LaneName, Replicated, Replies, Tag, Turn, Unit};
+use beeline_replicated_service::{
+    CannotApply, LaneName, Replicated, Replies, Settled, Tag, Take, Turn, Unit,
+};
 use beeline_resp::{Executor, Logged, Output};
 
 use super::courier::lane_name;
+use super::marks::{Left, Marks, Place};
+use super::wave::Wave;
 use super::{clock, pair, pieces};
 use crate::redis::bound;
 use crate::shared::{Shared, lock};
@@ -39,8 +43,8 @@ pub(crate) const FORMAT: u8 = 1;
 const INCOMING: &str = "incoming.bee";
 /// The key of position and time among the system's entries.
 const PROGRESS: &[u8] = b"progress";
-/// The key of the log's time among them, written with every unit: units that are skipped after a crash,
-/// because they have had their effects, do not bring it again.
+/// The key of the log's time among them, for members of earlier builds that get it in a snapshot: they wrote it with
+/// every unit.
 const TIME: &[u8] = b"time";
 /// A pool without room is waited for so long.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
@@ -67,6 +71,16 @@ pub struct ReplicatedKeys {
     executor: Executor,
     out: Output,
     lanes: HashMap<LaneName, Turn>,
+    /// Lanes with a turn that is not recorded.
+    ahead: BTreeSet<LaneName>,
+    wave: Wave,
+    marks: Marks,
+    /// What earlier runs left beyond the recorded position, until the log has come so far.
+    left: Option<Left>,
+    /// The unit that is looked at.
+    place: Place,
+    /// Some of the unit applied last had taken effect before.
+    begun: bool,
     /// The log's time, Unix milliseconds.
     now_ms: u64,
     /// As recorded at the start.
@@ -83,12 +97,19 @@ pub struct ReplicatedKeys {
 impl ReplicatedKeys {
     /// Errors: [`KvError`] of reading what was recorded.
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self, KvError> {
-        let figures = shared.figures.of(shared.shards.len()).unwrap_or_default();
+        let shards = shared.shards.len();
+        let figures = shared.figures.of(shards).unwrap_or_default();
         let mut keys = Self {
+            wave: Wave::new(&shared, shards + 1),
             shared,
             executor: Executor::with_figures(figures),
             out: Output::default(),
             lanes: HashMap::new(),
+            ahead: BTreeSet::new(),
+            marks: Marks::default(),
+            left: None,
+            place: Place::default(),
+            begun: false,
             now_ms: 0,
             recorded: 0,
             upkeep_asked: Instant::now(),
@@ -111,10 +132,22 @@ impl ReplicatedKeys {
         found.clear();
         let known = with_keyspace(&shared, |keyspace| keyspace.system(TIME, &mut found))?;
         let applied_ms = found.first_chunk().filter(|_| known).map(|ms| u64::from_le_bytes(*ms));
-        // An earlier build recorded none with its units.
+        // Of an earlier build, whose units brought it: they are skipped, and do not bring it again.
         let now_ms = flushed_ms.max(applied_ms.unwrap_or_default());
         (self.recorded, self.now_ms) = (position, now_ms);
         self.lanes.clear();
+        self.ahead.clear();
+        (self.marks, self.left) = with_keyspace(&shared, |keyspace| {
+            let opened = Marks::open(keyspace, position)?;
+            keyspace.commit()?;
+            Ok::<_, KvError>(opened)
+        })?;
+        if self.left.is_some()
+            && let Some(replication) = &shared.replication
+        {
+            // Some shards are ahead of others: whoever looked at several would see a part.
+            replication.set_loading(true);
+        }
         if let Some(replication) = &shared.replication {
             replication.agreed_ms.store(now_ms, Ordering::Relaxed);
         }
@@ -144,6 +177,17 @@ impl ReplicatedKeys {
         Ok(turn)
     }
 
+    /// This is the latest turn of its lane from now on.
+    fn note_turn(&mut self, unit: &Unit<'_>) {
+        self.lanes.insert(unit.lane, unit.turn);
+        self.ahead.insert(unit.lane);
+    }
+
+    /// A leader's clock may lie behind that of the one before.
+    fn note_time(&mut self, unit: &Unit<'_>) {
+        self.now_ms = self.now_ms.max(unit.unix_ms);
+    }
+
     fn apply_unit(
         &mut self,
         position: u64,
@@ -152,18 +196,35 @@ impl ReplicatedKeys {
     ) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return Err("no replication".into()) };
-        // A leader's clock may lie behind that of the one before.
-        self.now_ms = self.now_ms.max(unit.unix_ms);
+        self.note_time(unit);
+        replication.cut.close();
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
         Self::await_room(&shared, ROOM_PATIENCE)?;
         let (executor, out, now_ms) = (&mut self.executor, &mut self.out, self.now_ms);
+        let (marks, left, place) = (&self.marks, &self.left, self.place);
+        let mut logged = Logged::default();
+        let mut begun = false;
         self.effects = clock::at(now_ms, || {
             with_keyspace(&shared, |keyspace| {
                 keyspace.watch_effects();
                 keyspace.begin_batch();
-                run(executor, out, &shared, position, unit, keyspace, replies)
-                    .and_then(|()| conclude(unit, now_ms, keyspace))
+                let mut requests = unit.requests();
+                let applied = requests.try_for_each(|request| {
+                    let mut applied = Ok(());
+                    replies.put(|reply| {
+                        if left.as_ref().is_some_and(|left| left.has(place, request, &mut logged)) {
+                            begun = true;
+                            return;
+                        }
+                        applied =
+                            run_request(executor, out, &shared, position, request, keyspace, reply);
+                    });
+                    applied
+                });
+                applied
                     .and_then(|()| {
+                        marks.put_all(keyspace, place).map_err(|error| error.to_string())?;
+                        keyspace.end_batch();
                         if replication.options.ordered_commits {
                             keyspace.commit().map_err(|error| error.to_string())?;
                         }
@@ -178,7 +239,26 @@ impl ReplicatedKeys {
             })
         })?;
         out.clear();
-        self.lanes.insert(unit.lane, unit.turn);
+        self.begun = begun;
+        self.note_turn(unit);
+        Ok(())
+    }
+
+    /// Once the log has come as far as earlier runs of the member had, shards are at one position again.
+    fn end_what_was_left(&mut self, position: u64) -> Result<(), KvError> {
+        if self.left.take_if(|left| left.end.position <= position).is_none() {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        if !self.marks.are_of(shared.shards.len()) {
+            with_keyspace(&shared, |keyspace| {
+                self.marks.begin_epoch(keyspace)?;
+                keyspace.commit()
+            })?;
+        }
+        if let Some(replication) = &shared.replication {
+            replication.set_loading(false);
+        }
         Ok(())
     }
 
@@ -247,13 +327,21 @@ impl ReplicatedKeys {
         self.shared.store.ask_for_room();
     }
 
-    fn record(&mut self, shared: &Shared, position: u64) -> io::Result<()> {
+    /// Position, lanes' turns and time, in one batch: what comes again after a crash finds all of them as they
+    /// were at this position.
+    fn record(&mut self, position: u64) -> Result<(), CannotApply> {
         let progress = Turn { incarnation: position, number: self.now_ms }.encode();
-        let recorded = with_keyspace(shared, |keyspace| {
+        self.in_batch(|keyspace| {
             keyspace.put_system(PROGRESS, &progress)?;
-            keyspace.commit()
-        });
-        recorded.map_err(io::Error::other)
+            self.ahead.iter().try_for_each(|lane| {
+                let turn = self.lanes.get(lane).copied().unwrap_or_default();
+                keyspace.put_system(&lane.key(), &turn.encode())
+            })
+        })?;
+        let committed = with_keyspace(&self.shared, |keyspace| keyspace.commit());
+        committed.map_err(CannotApply::new)?;
+        self.ahead.clear();
+        Ok(())
     }
 }
 
@@ -270,12 +358,74 @@ impl Replicated for ReplicatedKeys {
         Position(self.recorded)
     }
 
+    fn founded_upon(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let begun = with_keyspace(&shared, |keyspace| {
+            self.marks.begin_epoch(keyspace)?;
+            keyspace.commit()
+        });
+        begun.map_err(io::Error::other)?;
+        if let (Some(_), Some(replication)) = (self.left.take(), &shared.replication) {
+            replication.set_loading(false);
+        }
+        Ok(())
+    }
+
     fn is_durable(&self) -> bool {
         self.shared.store.pool().report().durability != beeline_pmem::Durability::None
     }
 
     fn last_turn(&mut self, lane: LaneName) -> Result<Turn, CannotApply> {
         self.recorded_turn(lane).map_err(CannotApply::new)
+    }
+
+    fn took_effect(&mut self, position: Position, unit: &Unit<'_>) -> Result<bool, CannotApply> {
+        let same = self.place.position == position.0;
+        let index = if same { self.place.index + 1 } else { 0 };
+        self.place = Place { position: position.0, index };
+        let place = self.place;
+        let took_effect = self.left.as_ref().is_some_and(|left| left.has_all_of(place));
+        if took_effect {
+            if unit.piece.is_none_or(|piece| piece.is_last()) {
+                self.note_time(unit);
+            }
+            self.note_turn(unit);
+        }
+        Ok(took_effect)
+    }
+
+    fn had_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn take(&mut self, _position: Position, unit: &Unit<'_>) -> Result<Take, CannotApply> {
+        if self.left.is_some() {
+            return Ok(Take::Alone);
+        }
+        let unix_ms = self.now_ms.max(unit.unix_ms);
+        let take = self.wave.place(&self.shared.store, unit, self.place, unix_ms);
+        if take == Take::Later {
+            self.note_time(unit);
+            self.note_turn(unit);
+        }
+        Ok(take)
+    }
+
+    fn settle(&mut self, each: &mut dyn FnMut(Settled<'_>)) -> Result<(), CannotApply> {
+        if self.wave.is_empty() {
+            return Ok(());
+        }
+        let shared = Arc::clone(&self.shared);
+        let Some(replication) = &shared.replication else {
+            return Err(CannotApply::new("no replication"));
+        };
+        replication.cut.close();
+        let ran = self.wave.run(&shared, replication, &self.marks);
+        ran.map_err(CannotApply::new)?;
+        // No shard sees an earlier time any more.
+        replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
+        self.wave.tell(each);
+        Ok(())
     }
 
     fn apply(
@@ -289,12 +439,15 @@ impl Replicated for ReplicatedKeys {
 
     fn keep_piece(&mut self, _position: Position, unit: &Unit<'_>) -> Result<(), CannotApply> {
         let Some(piece) = unit.piece else { return Err(CannotApply::new("this is no piece")) };
+        if let Some(replication) = &self.shared.replication {
+            replication.cut.close();
+        }
         Self::await_room(&self.shared, ROOM_PATIENCE).map_err(CannotApply::new)?;
         self.in_batch(|keyspace| {
             pieces::keep(keyspace, unit, piece)?;
-            keyspace.put_system(&unit.lane.key(), &unit.turn.encode())
+            self.marks.put_all(keyspace, self.place)
         })?;
-        self.lanes.insert(unit.lane, unit.turn);
+        self.note_turn(unit);
         Ok(())
     }
 
@@ -339,7 +492,11 @@ impl Replicated for ReplicatedKeys {
 
     fn flush(&mut self, position: Position) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        self.record(&shared, position.0)?;
+        self.record(position.0).map_err(io::Error::other)?;
+        self.end_what_was_left(position.0).map_err(io::Error::other)?;
+        if let Some(replication) = &shared.replication {
+            replication.cut.open();
+        }
         if self.upkeep_asked.elapsed() >= UPKEEP_PAUSE {
             self.upkeep_asked = Instant::now();
             for door in &shared.doors {
@@ -353,9 +510,14 @@ impl Replicated for ReplicatedKeys {
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
         let shared = Arc::clone(&self.shared);
         let position = shared.replication.as_ref().map_or(0, |replication| replication.applied());
-        self.record(&shared, position)?;
-        let snapshot = with_keyspace(&shared, |keyspace| keyspace.begin_snapshot())
-            .map_err(io::Error::other)?;
+        self.record(position).map_err(io::Error::other)?;
+        let now_ms = self.now_ms.to_le_bytes();
+        let snapshot = with_keyspace(&shared, |keyspace| {
+            keyspace.put_system(TIME, &now_ms)?;
+            keyspace.commit()?;
+            keyspace.begin_snapshot()
+        })
+        .map_err(io::Error::other)?;
         Ok(Box::new(move |out| snapshot.write_to(out).map(|_| ())))
     }
 
@@ -396,7 +558,7 @@ impl Replicated for ReplicatedKeys {
         let _ = std::fs::remove_file(&path);
         let report = replaced.map_err(io::Error::other)?;
         self.reload().map_err(io::Error::other)?;
-        self.record(&shared, position.0)?;
+        self.record(position.0).map_err(io::Error::other)?;
         tracing::info!(%position, records = report.records, "a snapshot was installed");
         Ok(())
     }
@@ -410,45 +572,42 @@ fn needs_room(request: &[u8]) -> bool {
     Logged::decode(request).is_some_and(|request| request.needs_room())
 }
 
-/// Runs a unit's requests as one batch, which is open and stays so.
-fn run(
+impl Drop for ReplicatedKeys {
+    /// No run goes on: requests that wait for its end are answered.
+    fn drop(&mut self) {
+        if let Some(replication) = &self.shared.replication {
+            replication.cut.open();
+        }
+    }
+}
+
+/// Runs a request of a unit within the batch that is open, and appends its reply.
+///
+/// Errors: the store's, where they say nothing of the request: this replica cannot go on.
+pub(super) fn run_request(
     executor: &mut Executor,
     out: &mut Output,
     shared: &Shared,
     position: u64,
-    unit: &Unit<'_>,
+    request: &[u8],
     keyspace: &mut Keyspace<'_>,
-    replies: &mut Replies<'_>,
+    reply: &mut Vec<u8>,
 ) -> Result<(), String> {
-    for request in unit.requests() {
-        if pair::is_pair(request) {
-            let mut applied = Ok(());
-            replies.put(|reply| applied = pair::apply(request, position, keyspace, reply));
-            applied.map_err(|error| error.to_string())?;
-            continue;
-        }
-        out.clear();
-        out.set_limit(REPLY_LIMIT_BYTES);
-        if let Some(request) = Logged::decode(request) {
-            if !executor.execute_logged(&request, keyspace, out, shared) {
-                let error = String::from_utf8_lossy(out.as_bytes()).into_owned();
-                return Err(format!("the store refused an entry: {error}"));
-            }
-            bound(out, 0);
-        } else {
-            out.error(b"ERR a damaged request in the log");
-        }
-        replies.put(|reply| reply.extend_from_slice(out.as_bytes()));
+    if pair::is_pair(request) {
+        return pair::apply(request, position, keyspace, reply).map_err(|error| error.to_string());
     }
-    Ok(())
-}
-
-/// Ends a unit's batch with what a member that skips it after a crash has to know of it.
-fn conclude(unit: &Unit<'_>, now_ms: u64, keyspace: &mut Keyspace<'_>) -> Result<(), String> {
-    let turn = keyspace.put_system(&unit.lane.key(), &unit.turn.encode());
-    let recorded = turn.and_then(|()| keyspace.put_system(TIME, &now_ms.to_le_bytes()));
-    recorded.map_err(|error| error.to_string())?;
-    keyspace.end_batch();
+    out.clear();
+    out.set_limit(REPLY_LIMIT_BYTES);
+    if let Some(request) = Logged::decode(request) {
+        if !executor.execute_logged(&request, keyspace, out, shared) {
+            let error = String::from_utf8_lossy(out.as_bytes()).into_owned();
+            return Err(format!("the store refused an entry: {error}"));
+        }
+        bound(out, 0);
+    } else {
+        out.error(b"ERR a damaged request in the log");
+    }
+    reply.extend_from_slice(out.as_bytes());
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! A node whose keys are those of a replicated log: the same at every member.
 //!
 //! ```text
-//!  connection ── write ──► lane ── unit ──► log ══ agreed ══► machine ── shards (all locked)
+//!  connection ── write ──► lane ── unit ──► log ══ agreed ══► machine ── shards, at the same time
 //!      ▲                    ▲                ▲                   │
 //!      │                    │            courier: leads elsewhere? over fabric, tries again
 //!      └────── replies ─────┴────────────────┴───────────────────┘
@@ -13,18 +13,21 @@
 //! Place: beside the loop, which asks it in one place ([`crate::turn`], `log`).
 //! `docs/node-replicated.md` says how it works and why it is safe.
 //!
-//! Invariants: only the machine changes keys, one unit after another, in the log's order; what a
-//! unit changes and the memory that it was applied survive a crash together; a reply to a write
+//! Invariants: only the machine changes keys, each shard's in the log's order ([`wave`]); what a request
+//! changes and the memory that it was applied survive a crash together; a reply to a write
 //! leaves after its unit was applied; a read that may not be stale runs after a barrier that began
 //! when it had arrived.
 
 pub(crate) mod clock;
 pub(crate) mod courier;
+pub(crate) mod cut;
 pub(crate) mod lane;
 pub mod machine;
+mod marks;
 pub(crate) mod pair;
 mod peer;
 mod pieces;
+pub(crate) mod wave;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -36,6 +39,8 @@ use beeline_env::Clock;
 use beeline_replicated_service::{Group, GroupOptions};
 
 use self::courier::Errand;
+use self::cut::{Cut, Inside};
+use self::wave::Meeting;
 use crate::shared::Shared;
 
 pub(crate) use self::peer::COMMAND;
@@ -72,6 +77,9 @@ pub(crate) struct Replication {
     pub group: Arc<Group>,
     /// Time as the log has it: [`beeline_kv::StoreOptions::agreed_ms`].
     pub agreed_ms: Arc<AtomicU64>,
+    /// While it is closed, shards may be at different positions of the log.
+    pub cut: Cut,
+    pub meeting: Meeting,
     couriers: Vec<Sender<Errand>>,
 }
 
@@ -80,6 +88,12 @@ impl Shared {
     /// that shard whole: the installation says so before it takes the first lock.
     pub(crate) fn is_loading(&self) -> bool {
         self.replication.as_ref().is_some_and(|replication| replication.group.is_loading())
+    }
+
+    /// What a thread holds, in a replicated node, while it looks at several shards at once: they are all at one
+    /// position of the log meanwhile. It holds no shard's lock when it asks.
+    pub(crate) fn enter_cut(&self) -> Option<Inside<'_>> {
+        self.replication.as_ref().map(|replication| replication.cut.enter())
     }
 
     /// Whether this member's keys can no longer follow the log: a batch of a unit may be half done
@@ -112,7 +126,9 @@ impl Replication {
             incarnation: clock.unix_ms().saturating_mul(1000),
         };
         let group = Arc::new(Group::new(group, Arc::new(move || clock.unix_ms())));
-        (Self { options, group, agreed_ms: Arc::default(), couriers }, receivers)
+        let agreed_ms = Arc::default();
+        let (cut, meeting) = (Cut::default(), Meeting::new(lanes));
+        (Self { options, group, agreed_ms, cut, meeting, couriers }, receivers)
     }
 
     pub(crate) fn send(&self, lane: usize, errand: Errand) {

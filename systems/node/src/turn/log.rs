@@ -14,6 +14,7 @@
 
 use std::sync::Arc;
 
+use beeline_kv::Shard;
 use beeline_kv::wire::ReplyStatus;
 use beeline_replicated_service::lane::Late;
 use beeline_replicated_service::unit;
@@ -206,6 +207,19 @@ impl ShardThread {
         if let Some(ticket) = lane.next_barrier() {
             ask_barrier(&shared, replication, index, ticket);
         }
+    }
+
+    /// Applies what the log's thread offers to this shard.
+    pub(super) fn apply_offered(&mut self, shard: &mut Shard) {
+        let shared = Arc::clone(&self.shared);
+        let Some(replication) = &shared.replication else { return };
+        self.upkeep_wanted |= replication.meeting.apply(&shared, shard);
+    }
+
+    /// Whether the log's thread offers something.
+    pub(super) fn is_offered_work(&self) -> bool {
+        let replication = self.shared.replication.as_ref();
+        replication.is_some_and(|replication| replication.meeting.has_work(self.index))
     }
 
     /// Answers requests whose time is over, while the log is silent: a leader that cannot commit, or

@@ -91,6 +91,7 @@ impl ShardThread {
 
     /// Runs the requests that wait for `shards`, and what follows them, with one commit.
     fn run_together(&mut self, shared: &Shared, shards: Vec<usize>) {
+        let inside = shared.enter_cut();
         let mut guards = shared.lock_shards(&shards);
         guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
         let home = shards.iter().position(|&index| index == self.index).unwrap_or(0);
@@ -124,6 +125,7 @@ impl ShardThread {
         self.commit_ended(began_ns);
         self.release_to(guards[home].settled_to());
         drop(guards);
+        drop(inside);
         if wrote {
             for &index in shards.iter().filter(|&&index| index != self.index) {
                 shared.doors[index].changed.store(true, Ordering::Relaxed);
@@ -153,13 +155,14 @@ impl ShardThread {
         let saves = session.plan(shared.store.as_ref()).scope == Scope::Saving;
         let wanted: Vec<usize> =
             if saves { (0..shared.shards.len()).collect() } else { vec![self.index] };
+        let inside = if saves { shared.enter_cut() } else { None };
         let mut guards = shared.lock_shards(&wanted);
         guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
         let home = wanted.iter().position(|&index| index == self.index).unwrap_or(0);
         let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
         let mut keyspace = Keyspace::many(shards, home);
         if saves {
-            shared.snapshots.prepare(&mut keyspace);
+            shared.snapshots.prepare(&mut keyspace, shared);
         }
         output.set_limit(self.output_limit_bytes);
         let after = session.execute(&mut keyspace, output);
@@ -169,6 +172,7 @@ impl ShardThread {
         }
         let committed = if shared.has_lost_log() { Ok(()) } else { keyspace.commit() };
         drop(guards);
+        drop(inside);
         self.settle(connection, after, true);
         if let Err(error) = committed {
             tracing::error!(%error, "cannot make a command over several shards durable");

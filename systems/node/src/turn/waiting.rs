@@ -101,7 +101,8 @@ impl ShardThread {
         door.sleeping.store(true, Ordering::Relaxed);
         std::sync::atomic::fence(Ordering::SeqCst);
         let changed = door.changed.load(Ordering::Relaxed);
-        let stay = changed || self.look_around() || !self.fabric.is_armed();
+        let stay =
+            changed || self.look_around() || self.is_offered_work() || !self.fabric.is_armed();
         if stay {
             self.shared.doors[self.index].sleeping.store(false, Ordering::Relaxed);
         }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 
 pub mod replicas;
+pub mod units;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -268,12 +268,18 @@ pub fn apply(cluster: &Arc<Cluster>, id: u16, mut machine: Machine, restored: &A
                 Awaited::Barrier(done) => done(Ok(position)),
             }
         }
+        let (mut later, mut settled) = (Vec::new(), Vec::new());
         for command in commands {
             let mut reply = Vec::new();
-            machine.apply(Position(next), &command, &mut reply);
-            replies.insert(next, reply);
+            if machine.take(Position(next), &command, &mut reply) {
+                replies.insert(next, reply);
+            } else {
+                later.push(next);
+            }
             next += 1;
         }
+        machine.settle(&mut settled);
+        replies.extend(later.into_iter().zip(settled));
         if machine.flush(Position(next - 1)).is_err() {
             // As the log does: the member ends.
             return;

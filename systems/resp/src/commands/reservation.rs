@@ -20,7 +20,7 @@ use crate::table::{Command, flag};
 /// The longest text of an integer, bytes.
 const INTEGER_BYTES: u64 = 20;
 /// The longest text of a sum of floating-point numbers, bytes; as Redis' buffer for it.
-const FLOAT_BYTES: u64 = 5 * 1024;
+pub(crate) const FLOAT_BYTES: u64 = 5 * 1024;
 
 /// What a transaction writes at most.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,7 +54,7 @@ pub(super) fn most_written(
 }
 
 /// True for commands whose result is as long as a value was before them.
-fn builds_on_values(command: &Command) -> bool {
+pub(crate) fn builds_on_values(command: &Command) -> bool {
     match command.name {
         "set" | "setnx" | "setex" | "psetex" | "getset" | "mset" | "msetnx" | "msetex" => false,
         "incr" | "decr" | "incrby" | "decrby" | "incrbyfloat" => false,

@@ -6,6 +6,7 @@ mod members;
 mod one_sided;
 mod programs;
 mod rows;
+mod waves;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,0 +1,103 @@
+//! Who may look at several shards at once: while the log's thread applies a run of units, one shard may have applied
+//! more of the log than another.
+//!
+//! A request for one shard needs no cut: it sees that shard as the log has it at some position. A request over several
+//! shards, and a snapshot, have to see all of them at one position, so they wait until the run is over; the run waits
+//! until those that look have ended.
+//!
+//! Invariants: the log's thread alone closes and opens; it waits for nobody but threads inside, and a thread inside
+//! waits for shards' locks alone, which the log's thread does not hold while it closes.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+struct State {
+    closed: bool,
+    inside: usize,
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(crate) struct Cut {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A thread that looks at several shards at once.
+#[derive(Debug)]
+pub(crate) struct Inside<'c>(&'c Cut);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.locked().inside -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Cut {
+    fn locked(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_while(&self, waits: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let mut state = self.locked();
+        while waits(&state) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    /// A run begins, or goes on: returns when no thread is inside.
+    pub(crate) fn close(&self) {
+        self.locked().closed = true;
+        drop(self.wait_while(|state| state.inside > 0));
+    }
+
+    /// The run is over, and what it did is recorded.
+    pub(crate) fn open(&self) {
+        self.locked().closed = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until no run is under way; none begins while the guard lives.
+    pub(crate) fn enter(&self) -> Inside<'_> {
+        self.wait_while(|state| state.closed).inside += 1;
+        Inside(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn whoever_is_inside_sees_whole_runs_only() {
+        const RUNS: u64 = 300;
+        let cut = Cut::default();
+        // A run changes both, one after the other.
+        let both = [AtomicU64::new(0), AtomicU64::new(0)];
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut last = 0;
+                    while last < RUNS {
+                        let _inside = cut.enter();
+                        let seen = both.each_ref().map(|word| word.load(Ordering::Relaxed));
+                        assert_eq!(seen[0], seen[1]);
+                        last = seen[0];
+                    }
+                });
+            }
+            for run in 1..=RUNS {
+                cut.close();
+                both[0].store(run, Ordering::Relaxed);
+                cut.close();
+                std::thread::yield_now();
+                both[1].store(run, Ordering::Relaxed);
+                cut.open();
+            }
+        });
+    }
+}
