@@ -158,13 +158,14 @@ fn a_run_between_interfaces_is_signalled_reloaded_reset_and_ended() {
         .spawn()
         .unwrap();
     let mut running = Running(child);
+    let say =
+        |words: &[&str]| beeline(here, &[&["nf"], words, &["--control", "control"]].concat(), "");
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !here.join("control").exists() {
+    // The socket is there a moment before it takes callers.
+    while !say(&["signal", "counter.np", "cnt"]).status.success() {
         assert!(std::time::Instant::now() < deadline, "the run did not begin");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let say =
-        |words: &[&str]| beeline(here, &[&["nf"], words, &["--control", "control"]].concat(), "");
     let count = || -> u64 {
         let said = done(&say(&["signal", "counter.np", "cnt"]));
         said.split_whitespace().next().unwrap().parse().unwrap()

@@ -76,6 +76,10 @@ impl Place {
     }
 }
 
+/// How long a program waits for its monitor, in milliseconds. A test of a monitor that stands still takes it
+/// out of its command, for what programs have by default.
+pub const PATIENCE_VARIABLE: &str = "BEELINE_SOCKETS_PATIENCE_MS";
+
 impl Monitor {
     /// Starts one.
     ///
@@ -154,6 +158,8 @@ impl Monitor {
             // From the first byte on, unless the test says otherwise.
             let ask_after = std::env::var("BEELINE_TEST_ASK_AFTER");
             command.env("BEELINE_SOCKETS_ASK_AFTER", ask_after.as_deref().unwrap_or("0"));
+            // A monitor that waits for a processor beside the tests does not stand still.
+            command.env(PATIENCE_VARIABLE, "20000");
             command
         } else {
             self.place.command(first)

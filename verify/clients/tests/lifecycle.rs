@@ -73,7 +73,8 @@ fn a_second_signal_ends_a_node_that_still_waits_for_a_client() {
         assert!(stuck.call(&[b"SET", b"large", &vec![b'v'; 512 << 10]]).unwrap().is_ok());
         // Replies that are never read: the node owes them when it is asked to stop.
         stuck.send("GET large\r\n".repeat(64).as_bytes()).unwrap();
-        std::thread::sleep(Duration::from_millis(200));
+        // The first one has begun to come, so all were read: they fit one read.
+        assert_eq!(stuck.socket().peek(&mut [0]).unwrap(), 1);
         server.signal(first);
         // New clients are turned away once the node stops.
         eventually("the stop to begin", Duration::from_secs(10), || {
@@ -221,12 +222,16 @@ fn an_idle_node_uses_about_no_processor_time() {
     for i in 0..1000 {
         assert!(connection.say(&format!("SET key:{i} value")).is_ok());
     }
-    std::thread::sleep(Duration::from_millis(500));
-    let before = server.processor_ticks();
-    std::thread::sleep(Duration::from_secs(2));
-    let used = server.processor_ticks() - before;
-    // 200 ticks are one core; five are 2.5 % of one.
-    assert!(used <= 5, "{used} of 200 clock ticks used while idle");
+    // 200 ticks are one core; five are 2.5 % of one. Beside other tests what the work leaves to do may take
+    // longer than the first pause.
+    let mut used = Vec::new();
+    while used.len() < 10 && used.last().is_none_or(|used| *used > 5) {
+        std::thread::sleep(Duration::from_millis(500));
+        let before = server.processor_ticks();
+        std::thread::sleep(Duration::from_secs(2));
+        used.push(server.processor_ticks() - before);
+    }
+    assert!(used.last().is_some_and(|used| *used <= 5), "{used:?} of 200 clock ticks while idle");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_verify_clients::preload::{Background, Monitor, listening};
+use beeline_verify_clients::preload::{Background, Monitor, PATIENCE_VARIABLE, listening};
 use beeline_verify_clients::{bounded, free_port, need, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -201,7 +201,7 @@ fn parent_and_child_hear_of_what_comes_while_they_wait_on_one_set() {
                 command.env_remove("BEELINE_SOCKETS_ASK_AFTER");
                 // A `fork` asks for as many young connections as come to it in a fifth of this, and leaves the
                 // others to the kernel: by default 50 ms, in which a loaded machine came to 75 of 80.
-                command.env("BEELINE_SOCKETS_PATIENCE_MS", "60000");
+                command.env(PATIENCE_VARIABLE, "60000");
                 if let Some(calls) = ask_after {
                     command.env("BEELINE_SOCKETS_ASK_AFTER", calls);
                 }

@@ -5,7 +5,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_verify_clients::preload::{Monitor, library};
+use beeline_verify_clients::preload::{Monitor, PATIENCE_VARIABLE, library};
 use beeline_verify_clients::{bounded, need, note, root, said, skip};
 
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -48,6 +48,7 @@ fn a_message_makes_no_system_call_also_beside_and_after_children() {
     let mut command = Command::new("strace");
     command.args(["-etrace=all", "-s100", "-E", &preload, "-o"]).arg(&trace);
     command.env("BEELINE_SOCKETS_MONITOR", monitor.name()).env("BEELINE_SOCKETS_ASK_AFTER", "0");
+    command.env(PATIENCE_VARIABLE, "20000");
     command.arg("python3").arg(&script).arg(ROUNDS.to_string());
     let output = bounded(&mut command, PATIENCE);
     if !output.status.success() && said(&output).contains("ptrace") {

@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use beeline_verify_clients::preload::{Background, Monitor, Place, library, listening};
+use beeline_verify_clients::preload::{
+    Background, Monitor, PATIENCE_VARIABLE, Place, library, listening,
+};
 use beeline_verify_clients::{bounded, eventually, free_port, need, note, root, said, skip};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -187,6 +189,7 @@ fn a_monitor_that_stands_still_delays_a_connection_and_breaks_none() {
         let talking = {
             let words = ["python3", &script(), "many", &port, "3"];
             let mut command = monitor.command(true, &words);
+            command.env_remove(PATIENCE_VARIABLE);
             std::thread::spawn(move || bounded(&mut command, PATIENCE))
         };
         std::thread::sleep(Duration::from_millis(180 + 90 * round));
@@ -207,8 +210,9 @@ fn an_end_that_lost_its_answer_is_not_taken_to_be_there() {
     let monitor = Monitor::start();
     let process = monitor.process().to_string();
     for what in ["slow", "descriptors", "memory"] {
-        let said = rules(&monitor, &["late", &process, what]);
-        assert!(said.contains("not misled"), "{what}: {said}");
+        let mut command = monitor.command(true, &["python3", &script(), "late", &process, what]);
+        let output = bounded(command.env_remove(PATIENCE_VARIABLE), PATIENCE);
+        assert!(said(&output).contains("not misled"), "{what}: {}", said(&output));
     }
     // The monitor gave each of the second ends the segment of the first.
     assert_eq!(monitor.paired(), 3);
