@@ -39,7 +39,7 @@ pub struct PersisterCounters {
 /// no-op. A fence covers what *this* persister flushed.
 ///
 /// Where a fence waits for the disk, [`Persister::begin_fence`] starts one and does not wait. Such a
-/// fence has a ticket, a number of this persister's own that grows by one; what the tickets up to
+/// fence has a ticket, a number of this persister's own that grows; what the tickets up to
 /// [`Persister::fenced_to`] cover is persisted. Dropping a persister waits for the fences begun.
 #[derive(Debug)]
 pub struct Persister {
@@ -190,12 +190,18 @@ impl Persister {
     }
 
     /// Returns once everything this persister flushed is persisted at the pool's durability, what
-    /// fences cover that were begun before included.
+    /// fences cover that were begun before included. While those are under way, files that they synchronise
+    /// later are not synchronised once more.
     ///
     /// Errors: `SyncFailed`, from the first failed synchronisation on and for ever: the kernel may
     /// have dropped what it could not write, so no later success means anything.
     pub fn fence(&mut self) -> Result<(), PmemError> {
         self.core.check_sync()?;
+        if self.ticket > self.fenced_to() && (self.table_dirty || !self.dirty.is_empty()) {
+            // Shares what is in the queue, rather than synchronising once more behind it.
+            self.begin_fence()?;
+            return self.finish_begun();
+        }
         self.finish_begun()?;
         match self.core.mechanism {
             Mechanism::None => {}
@@ -220,8 +226,9 @@ impl Persister {
 
     /// Starts a fence and returns its ticket, without waiting for the disk. Once
     /// [`Persister::fenced_to`] has reached the ticket, what was flushed before this call is
-    /// persisted, if [`Persister::check`] returns well then. Where a fence waits for no disk it is
-    /// done when this returns, and the ticket is that of an earlier one.
+    /// persisted, if [`Persister::check`] returns well then. While the synchronisations of an earlier fence
+    /// have not begun that cover this one, too, the ticket is that fence's. Where a fence waits for no
+    /// disk it is done when this returns, and the ticket is that of an earlier one.
     ///
     /// Errors: as [`Persister::fence`], of failures known now.
     pub fn begin_fence(&mut self) -> Result<u64, PmemError> {
@@ -247,6 +254,9 @@ impl Persister {
         let files: Vec<_> = self.dirty.drain(..).map(File::Segment).chain(table).collect();
         self.counters.syncs += files.len() as u64;
         self.counters.fences += 1;
+        if self.core.synchroniser.covers(&self.line, self.ticket, &files) {
+            return Ok(self.ticket);
+        }
         self.begin_ticket(files.len());
         self.core.synchroniser.submit(&self.line, self.ticket, files);
         Ok(self.ticket)

@@ -11,6 +11,8 @@
 //!
 //! Invariants:
 //! - A synchronisation serves requests that were in the queue before it began, and no others.
+//! - A fence whose files all wait for the latest ticket of its persister has that ticket: however long a disk
+//!   takes, a persister has few requests in the queue.
 //! - A ticket counts as fenced when all its files and those of every earlier ticket of its persister were
 //!   synchronised. A failure sticks in the pool before the ticket counts: a persister that sees the ticket
 //!   and then asks the pool hears of it.
@@ -170,6 +172,17 @@ impl Synchroniser {
     pub fn expect_one_more(&self) {
         let mut queue = self.lock();
         queue.most = (queue.most + 1).max(2);
+    }
+
+    /// True when each of `files` waits already to be synchronised for this ticket of `line`, the latest there:
+    /// what was stored so far is then covered by it.
+    pub fn covers(&self, line: &Arc<Line>, ticket: u64, files: &[File]) -> bool {
+        let queue = self.lock();
+        let waits = |task: &Task| {
+            task.waiting.iter().any(|(known, at)| Arc::ptr_eq(known, line) && *at == ticket)
+        };
+        let mut tasks = files.iter().map(|file| queue.tasks.iter().find(|task| task.file.is(file)));
+        !files.is_empty() && tasks.all(|task| task.is_some_and(waits))
     }
 
     /// Has `files` synchronised for a ticket that was begun in `line`.

@@ -99,6 +99,40 @@ fn fences_of_two_persisters_begun_during_a_synchronisation_share_the_next_one() 
 }
 
 #[test]
+fn fences_that_wait_for_the_same_synchronisation_have_one_ticket() {
+    with_pool(|pool| {
+        let (segment, other) = (pool.allocate().unwrap(), pool.allocate().unwrap());
+        let mut persister = pool.persister();
+        let before = pool.syncs();
+        let held = fault::arm(SYNC, FaultAction::Hold, 0);
+        store(&mut persister, &segment, 0);
+        let first = persister.begin_fence().unwrap();
+        until_passed(&held, 1);
+        let mut begin = |at: usize| {
+            store(&mut persister, &segment, at * 64);
+            persister.begin_fence().unwrap()
+        };
+        let second = begin(1);
+        assert!(second > first, "it began before this was stored");
+        for at in 2..100 {
+            assert_eq!(begin(at), second, "nothing more is to be remembered for it");
+        }
+        // A file that nothing waits for.
+        store(&mut persister, &other, 0);
+        assert!(persister.begin_fence().unwrap() > second);
+        until_passed(&held, 2);
+        store(&mut persister, &segment, 0);
+        let waits = std::thread::spawn(move || persister.fence().map(|()| persister));
+        drop(held);
+        waits.join().unwrap().unwrap();
+        // One that was under way, one for all that came meanwhile, the other file's, and one more where
+        // the last fence came after the second had begun.
+        let syncs = pool.syncs() - before;
+        assert!((3..=4).contains(&syncs), "{syncs} synchronisations");
+    });
+}
+
+#[test]
 fn a_slow_file_does_not_hold_up_the_fences_of_another() {
     with_pool(|pool| {
         let (slow, quick) = (pool.allocate().unwrap(), pool.allocate().unwrap());
