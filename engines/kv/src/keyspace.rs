@@ -488,8 +488,8 @@ impl<'a> Keyspace<'a> {
     /// its batch may rest on what the others stored before, and must not survive it. Where one of
     /// them fails, none that has something to persist does so any more, nor one with keys whose newest
     /// entries lie in the home shard's log: a later commit of the home shard would make half of a
-    /// refused command durable, and a reader would see what a restart takes back. A shard that had failed before it was
-    /// locked here has no part in a command, and takes no other down.
+    /// refused command durable, and a reader would see what a restart takes back. A shard that had
+    /// failed before it was locked here has no part in a command, and takes no other down.
     ///
     /// Errors: as [`Shard::commit`].
     pub fn commit(&mut self) -> Result<(), KvError> {

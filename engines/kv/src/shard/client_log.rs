@@ -374,6 +374,9 @@ impl Shard {
             self.note_row(header.namespace, before, location, key);
         }
         self.log.note(state, offset, header.used_bytes() as u32);
+        if let Some(pending) = &mut self.pending {
+            pending.note(hash, header.namespace, key);
+        }
         let appended = Appended { version, location, slot_bytes: header.slot_bytes };
         self.install_at(header.namespace, hash, found, &appended, leaves_stale);
         let kind = if header.flags & TOMBSTONE == 0 {

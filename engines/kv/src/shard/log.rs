@@ -107,7 +107,7 @@ const WORDS_EVERY: u64 = 256;
 pub(crate) struct UnderWay {
     /// Of its fence.
     pub ticket: u64,
-    /// Its number.
+    /// Its number, that of the latest one if several share the fence.
     pub commit: u64,
     /// Segments with entries in it, and their counts.
     pub touched: Vec<(Arc<SegmentState>, u32)>,
@@ -181,19 +181,38 @@ impl Log {
         !self.has_work() && self.under_way.is_empty()
     }
 
-    /// True when a commit is under way, and something was stored since in a segment that it does not
-    /// touch. Copies of the collector do not count: they may be there or not.
+    /// True when what was stored since the last commit was begun, or with it while it is under way, lies in
+    /// several segments: their files are synchronised apart. Copies of the collector do not count: they
+    /// may be there or not.
     pub fn leaves_its_segments(&self) -> bool {
-        let Some(begun) = self.under_way.back() else { return false };
-        let is_other = |state: &Arc<SegmentState>| {
-            !begun.touched.iter().any(|(touched, _)| Arc::ptr_eq(touched, state))
-        };
         let copies = self.heads[Chain::Collected as usize].as_ref();
         let is_copy =
             |state: &Arc<SegmentState>| copies.is_some_and(|head| Arc::ptr_eq(&head.state, state));
         let unflushed = |head: &&Head| head.flushed_to < head.tail;
         let heads = self.heads.iter().flatten().filter(unflushed).map(|head| &head.state);
-        heads.chain(&self.dirty_segments).any(|state| is_other(state) && !is_copy(state))
+        let begun = self.under_way.back().into_iter().flat_map(|begun| &begun.touched);
+        let begun = begun.map(|(state, _)| state);
+        let mut stored = begun.chain(heads).chain(&self.dirty_segments);
+        let mut stored = stored.by_ref().filter(|state| !is_copy(state));
+        let first = stored.next();
+        first.is_some_and(|first| stored.any(|other| !Arc::ptr_eq(first, other)))
+    }
+
+    /// A commit was begun. With the ticket of an earlier one it joins that: however long a synchronisation
+    /// takes, few commits are under way.
+    pub fn begin(&mut self, begun: UnderWay) {
+        match self.under_way.back_mut().filter(|last| last.ticket == begun.ticket) {
+            None => self.under_way.push_back(begun),
+            Some(last) => {
+                last.commit = begun.commit;
+                for (state, count) in begun.touched {
+                    match last.touched.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &state)) {
+                        Some(entry) => entry.1 = count,
+                        None => last.touched.push((state, count)),
+                    }
+                }
+            }
+        }
     }
 
     /// A commit is done: what it touched may be promised with the next one.
@@ -266,7 +285,7 @@ impl Shard {
             }
         }
         if let Some(pending) = &mut self.pending {
-            pending.note(draft);
+            pending.note(draft.hash, draft.namespace, draft.key);
         }
         let records = head.roster.as_ref().map_or(0, Roster::len);
         if let Some(roster) = &mut head.roster
@@ -380,6 +399,10 @@ impl Shard {
     fn switch_head(&mut self, chain: Chain, slot_bytes: u32, need: Need) -> Result<(), KvError> {
         if self.stays(chain, slot_bytes) {
             return Ok(());
+        }
+        if chain != Chain::Collected && !self.log.under_way.is_empty() {
+            // The next segment may reach media before what waits for its synchronisation.
+            self.fence_or_poison()?;
         }
         let moves_batch = self.batch.as_ref().is_some_and(|batch| batch.chain() == chain);
         if moves_batch {

@@ -27,7 +27,7 @@ use crate::KvError;
 use crate::fault::{self, KnownBug};
 use crate::rows::{generation_of, is_fields};
 use crate::shard::Shard;
-use crate::shard::log::{Draft, UnderWay};
+use crate::shard::log::UnderWay;
 use crate::stats;
 
 /// Words of the marks: 65,536 bits, of which a usual commit sets some hundreds.
@@ -100,15 +100,15 @@ fn row_mark(generation: u64) -> u64 {
 }
 
 impl Pending {
-    /// An entry is stored.
+    /// An entry of this key is stored, by the shard or by a client that the shard believed.
     #[inline]
-    pub fn note(&mut self, draft: &Draft<'_>) {
+    pub fn note(&mut self, hash: u64, namespace: u32, key: &[u8]) {
         if self.recent_to <= self.settled_to {
             self.recent.0.fill(0);
         }
-        self.recent.set(draft.hash);
-        if is_fields(draft.namespace)
-            && let Some(generation) = generation_of(draft.key)
+        self.recent.set(hash);
+        if is_fields(namespace)
+            && let Some(generation) = generation_of(key)
         {
             self.recent.set(row_mark(generation));
         }
@@ -182,8 +182,10 @@ impl Shard {
     /// [`Shard::settle`] has brought [`Shard::settled_to`] to the number that [`Shard::take_rests`] gave
     /// for it; until then nothing may be acknowledged that rests on it. Where no disk is waited for, and
     /// where a change feed, a dead segment or a stream asks for it, this is [`Shard::commit`]; so it is
-    /// where the log goes on in another segment while a commit is under way: what a loss of power leaves
-    /// is a beginning of what was stored, turn for turn.
+    /// where the log goes on in another segment: what a loss of power leaves is whole commits, in their
+    /// order, and perhaps a part of the next one.
+    ///
+    /// A commit for which the same synchronisation waits that an earlier one waits for is settled with it.
     ///
     /// Errors: as [`Shard::commit`].
     pub fn begin_commit(&mut self) -> Result<(), KvError> {
@@ -206,7 +208,7 @@ impl Shard {
         let touched = self.take_touched();
         if let Some(pending) = &mut self.pending {
             let commit = pending.begin();
-            self.log.under_way.push_back(UnderWay { ticket, commit, touched });
+            self.log.begin(UnderWay { ticket, commit, touched });
         }
         Ok(())
     }
@@ -262,6 +264,13 @@ impl Shard {
         self.pending.as_ref().map_or(0, |pending| pending.next - 1)
     }
 
+    /// Fences of commits that were begun and are not settled: [`Shard::commit`] waits for them. Few, however
+    /// many turns a disk takes: commits that wait for the same synchronisation share one.
+    #[must_use]
+    pub fn commits_under_way(&self) -> usize {
+        self.log.under_way.len()
+    }
+
     /// The number of the commit that must be settled before anything may be shown that was read or stored
     /// in this shard since the last call; 0: none has to, or no disk is waited for and
     /// [`Shard::begin_commit`] is enough.
@@ -287,19 +296,6 @@ impl Shard {
 mod tests {
     use super::*;
 
-    fn draft(hash: u64) -> Draft<'static> {
-        Draft {
-            version: 1,
-            hash,
-            namespace: 0,
-            kind: 0,
-            flags: 0,
-            expires_at_ms: 0,
-            key: b"key",
-            value: &[],
-        }
-    }
-
     fn rests(pending: &Pending, hash: u64) -> u64 {
         pending.look(hash);
         pending.rests.take()
@@ -310,7 +306,7 @@ mod tests {
         let hash = |at: u64| at << 48;
         let mut pending = Pending::default();
         for commit in 1..=200 {
-            pending.note(&draft(hash(commit)));
+            pending.note(hash(commit), 0, b"key");
             assert_eq!(pending.rests.take(), commit, "what is stored");
             assert_eq!(pending.begin(), commit);
             // Three commits are under way at a time.
