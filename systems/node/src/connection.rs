@@ -60,7 +60,7 @@ pub(crate) enum Hold {
     Paused,
     /// A replicated node's log has not answered yet.
     Log,
-    /// Earlier requests have not taken effect at their shard yet.
+    /// Earlier requests have not taken effect elsewhere yet, or what they stored is not persisted.
     Order,
 }
 

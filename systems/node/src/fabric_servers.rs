@@ -109,7 +109,7 @@ impl FabricServers {
         Ok(&mut self.served[index].server)
     }
 
-    /// Executes what arrived; how many requests.
+    /// Executes what arrived; how many requests, where a queue that failed counts as one.
     /// `loading`: a snapshot is replacing the keys, and reads would see a part.
     pub(crate) fn poll(&mut self, shard: &mut Shard, poller: &Poller, loading: bool) -> usize {
         let mut handled = 0;
@@ -126,6 +126,8 @@ impl FabricServers {
                 Err(error) => {
                     tracing::error!(%error, shard = self.shard, "a completion queue failed");
                     served.failed = true;
+                    // What came before the failure was executed.
+                    handled += 1;
                 }
             }
             if served.failed {

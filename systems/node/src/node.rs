@@ -453,8 +453,9 @@ impl NodeHandle {
     }
 
     /// Locks shards, in ascending order, for `work` of a service; their own threads step back
-    /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges, and what it
-    /// tells anyone of keys that others store: their commits may be under way.
+    /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges. Of several
+    /// shards no commit is under way when `work` begins. Of one there may be: `work` commits before it
+    /// tells anyone of keys that others store.
     pub fn with_shards<R>(&self, wanted: &[usize], work: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
         self.with_shards_changed(wanted, |keyspace| (work(keyspace), true))
     }
@@ -467,6 +468,7 @@ impl NodeHandle {
         work: impl FnOnce(&mut Keyspace<'_>) -> (R, bool),
     ) -> R {
         let mut guards = self.shared.lock_shards(wanted);
+        guards.persist_begun();
         let now_ns = self.shared.store.clock().monotonic_ns();
         guards.iter_mut().for_each(|shard| shard.note_time(now_ns));
         let (result, changed) = match guards.as_mut_slice() {

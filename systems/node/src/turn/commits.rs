@@ -7,8 +7,9 @@
 //!             └─ release: replies and parcels up to the settled commit leave
 //! ```
 //!
-//! A turn with requests of one-sided clients waits for its commit, as do commands over several shards and
-//! members of a cluster. Where no disk is waited for, every commit is done when it was begun.
+//! A turn with requests of one-sided clients waits for its commit, as do commands over several shards,
+//! members of a cluster, upkeep, and what [`Shard::begin_commit`] names. Where no disk is waited for,
+//! every commit is done when it was begun.
 //!
 //! Invariants: no reply leaves before the commit that it rests on is settled; where one fails, whatever
 //! rests on it is refused; the thread wakes when a commit may be settled (see
@@ -51,7 +52,13 @@ impl ShardThread {
         if begun_to <= settled_to {
             self.commit_ended(began_ns);
         } else if self.under_way.back().is_none_or(|(commit, _)| *commit < begun_to) {
-            self.under_way.push_back((begun_to, began_ns));
+            let is_waited_for = |(commit, _): &&(u64, Option<u64>)| *commit > settled_to;
+            let known = self.under_way.iter().filter(is_waited_for).count();
+            match self.under_way.back_mut() {
+                // One that joined the last one is timed with it.
+                Some((commit, _)) if known >= shard.commits_under_way() => *commit = begun_to,
+                _ => self.under_way.push_back((begun_to, began_ns)),
+            }
         }
         committed
     }
@@ -110,10 +117,13 @@ impl ShardThread {
         for slot in std::mem::take(&mut self.resting) {
             if let Some(connection) = self.connection(slot) {
                 connection.is_listed = false;
-                if connection.is_resting() && connection.life != Life::Dead {
-                    connection.refuse_resting();
+                // The slot may be of a client that left, and another client's by now.
+                if connection.is_resting() {
+                    if connection.life != Life::Dead {
+                        connection.refuse_resting();
+                    }
+                    self.refused.push(slot);
                 }
-                self.refused.push(slot);
             }
         }
         for slot in std::mem::take(&mut self.touched) {

@@ -1,8 +1,9 @@
 //! Commands over several shards, and those whose answers may take a while.
 //!
 //! Invariants: they run without the own lock held, in order with their connection's other requests;
-//! shards are locked in index order, and what ran is committed before the locks are let go, so that
-//! a reply never tells of a change that could still be lost.
+//! shards are locked in index order; commits under way in them end before anything runs, and what ran is
+//! committed before the locks are let go, so that neither a reply nor what another shard stores rests
+//! on a change that could still be lost.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -66,7 +67,9 @@ impl ShardThread {
         let Some(connection) = taken else { return Need::Nothing };
         // One that awaits replies is in line for a client that left and whose place it took: its
         // own turn comes with the last reply.
-        if !connection.needs_several || connection.life == Life::Dead || !connection.is_in_order() {
+        // Nothing more of a client is executed whose commit failed.
+        let serves = matches!(connection.life, Life::Open | Life::HalfClosed);
+        if !connection.needs_several || !serves || !connection.is_in_order() {
             return Need::Nothing;
         }
         let plan = connection.session.plan(shared.store.as_ref());
@@ -93,6 +96,7 @@ impl ShardThread {
     fn run_together(&mut self, shared: &Shared, shards: Vec<usize>) {
         let inside = shared.enter_cut();
         let mut guards = shared.lock_shards(&shards);
+        guards.persist_begun();
         guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
         let home = shards.iter().position(|&index| index == self.index).unwrap_or(0);
         let locked = guards.iter_mut().map(|guard| &mut **guard).collect();
@@ -157,6 +161,7 @@ impl ShardThread {
             if saves { (0..shared.shards.len()).collect() } else { vec![self.index] };
         let inside = if saves { shared.enter_cut() } else { None };
         let mut guards = shared.lock_shards(&wanted);
+        guards.persist_begun();
         guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
         let home = wanted.iter().position(|&index| index == self.index).unwrap_or(0);
         let shards = guards.iter_mut().map(|guard| &mut **guard).collect();

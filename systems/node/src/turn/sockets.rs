@@ -241,8 +241,9 @@ impl ShardThread {
         let way = connection.way();
         let strict = self.shared.settings.pipeline_order == PipelineOrder::Strict;
         if plan.scope == Scope::Elsewhere {
-            // Each place elsewhere has a queue of its own: what is under way may be overtaken.
-            if strict && !in_order {
+            // Each place elsewhere has a queue of its own: what is under way may be overtaken, and so may
+            // what waits for its commit.
+            if strict && (!in_order || connection.is_resting()) {
                 connection.hold = Hold::Order;
                 return;
             }
