@@ -15,4 +15,4 @@ pub mod slots;
 pub mod sync;
 
 pub use mailbox::{Receiver, Sender, mailbox};
-pub use offer::Offer;
+pub use offer::{Offer, Taken};

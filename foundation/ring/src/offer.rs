@@ -3,15 +3,18 @@
 //! ```text
 //!  owner   empty ── offer ──► offered ── take back ──► empty
 //!                                │ take
-//!  taker                       taken ── return ──► returned
-//!  owner                                              │ collect ──► empty
+//!  taker                       taken ── drop of the guard ──► returned
+//!  owner                                                         │ collect ──► empty
 //! ```
 //!
 //! So the owner of some work never waits for a thread that has not begun it. Neither side blocks: the taker wakes
 //! the owner by means of its own.
 //!
-//! Invariants: the cell belongs to the owner while the state is *empty* or *returned*, and to whoever changed the
-//! state from *offered* by a compare-and-swap until then. One owner, any number of takers.
+//! Invariants: a thread accesses the cell only after it changed the state to *taken* by a compare-and-swap, and
+//! before it changes the state again; nobody changes the state from *taken* but that thread, or whoever has the
+//! guard that [`Offer::take`] gave it. So every call is sound from any thread, whoever the owner is.
+
+use std::ops::{Deref, DerefMut};
 
 use crate::sync::{AtomicU32, Ordering, ProtocolCell};
 
@@ -38,33 +41,37 @@ impl<T> Default for Offer<T> {
 }
 
 impl<T> Offer<T> {
+    /// Puts `value` into the cell, and moves out what was there. The state is *taken*, by the caller.
     fn swap(&self, value: Option<T>) -> Option<T> {
         self.value.with_mut(|cell| {
-            // SAFETY: the caller has the cell by the state that it found or made (module invariants).
+            // SAFETY: the caller changed the state to *taken*, or has the guard of the thread that did, and did not
+            // change it since: nobody else accesses the cell (module invariants).
             std::mem::replace(unsafe { &mut *cell }, value)
         })
     }
 
-    /// Offers a value. The owner's.
+    /// Whether the cell is the caller's now: the state was `from`.
+    fn claim(&self, from: u32) -> bool {
+        // Acquire: pairs with the Release in `leave` of whoever had the cell before.
+        self.state.compare_exchange(from, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// The cell is the caller's no more.
+    fn leave(&self, state: u32) {
+        // Release: pairs with the Acquire in `claim`, which finds the cell as it is now.
+        self.state.store(state, Ordering::Release);
+    }
+
+    /// Offers a value.
     ///
     /// Errors: the value comes back where an earlier one was not collected.
     pub fn offer(&self, value: T) -> Result<(), T> {
-        // Acquire: pairs with the Release in `give_back`; the cell is the owner's while nothing is in it.
-        if self.state.load(Ordering::Acquire) != EMPTY {
+        if !self.claim(EMPTY) {
             return Err(value);
         }
         self.swap(Some(value));
-        // Release: pairs with the Acquire in `claim`, which finds the value in the cell.
-        self.state.store(OFFERED, Ordering::Release);
+        self.leave(OFFERED);
         Ok(())
-    }
-
-    fn claim(&self, into: u32) -> Option<T> {
-        // Acquire: pairs with the Release in `offer`.
-        self.state
-            .compare_exchange(OFFERED, into, Ordering::Acquire, Ordering::Relaxed)
-            .ok()
-            .and_then(|_| self.swap(None))
     }
 
     /// Whether something is offered now. A look without order: [`Offer::take`] decides.
@@ -73,38 +80,71 @@ impl<T> Offer<T> {
         self.state.load(Ordering::Relaxed) == OFFERED
     }
 
-    /// Takes what is offered; whoever took it gives it back by [`Offer::give_back`].
+    /// Takes what is offered, until the guard gives it back.
     #[must_use]
-    pub fn take(&self) -> Option<T> {
-        if self.is_offered() { self.claim(TAKEN) } else { None }
-    }
-
-    /// Takes back what nobody took yet. The owner's.
-    #[must_use]
-    pub fn take_back(&self) -> Option<T> {
-        // Between the swap and the store below nobody but the owner acts: the state is not *offered*.
-        let value = self.claim(TAKEN)?;
-        self.state.store(EMPTY, Ordering::Relaxed);
-        Some(value)
-    }
-
-    /// Gives back what [`Offer::take`] gave: to be called once for each value, by the thread that took it.
-    pub fn give_back(&self, value: T) {
-        self.swap(Some(value));
-        // Release: pairs with the Acquire in `collect`.
-        self.state.store(RETURNED, Ordering::Release);
-    }
-
-    /// What came back. The owner's.
-    #[must_use]
-    pub fn collect(&self) -> Option<T> {
-        // Acquire: pairs with the Release in `give_back`.
-        if self.state.load(Ordering::Acquire) != RETURNED {
+    pub fn take(&self) -> Option<Taken<'_, T>> {
+        if !self.is_offered() || !self.claim(OFFERED) {
             return None;
         }
         let value = self.swap(None);
-        self.state.store(EMPTY, Ordering::Relaxed);
+        value.map(|value| Taken { offer: self, value: Some(value) })
+    }
+
+    /// Takes back what nobody took yet.
+    #[must_use]
+    pub fn take_back(&self) -> Option<T> {
+        self.remove(OFFERED)
+    }
+
+    /// What came back.
+    #[must_use]
+    pub fn collect(&self) -> Option<T> {
+        self.remove(RETURNED)
+    }
+
+    fn remove(&self, from: u32) -> Option<T> {
+        if !self.claim(from) {
+            return None;
+        }
+        let value = self.swap(None);
+        self.leave(EMPTY);
         value
+    }
+}
+
+/// A value that was taken. Its end gives it back, also where its thread panics; one that is forgotten never comes
+/// back, and the [`Offer`] takes no other.
+#[derive(Debug)]
+pub struct Taken<'o, T> {
+    offer: &'o Offer<T>,
+    /// There until the end.
+    value: Option<T>,
+}
+
+impl<T> Deref for Taken<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        match &self.value {
+            Some(value) => value,
+            None => unreachable!("a value is there until its guard ends"),
+        }
+    }
+}
+
+impl<T> DerefMut for Taken<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        match &mut self.value {
+            Some(value) => value,
+            None => unreachable!("a value is there until its guard ends"),
+        }
+    }
+}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        self.offer.swap(self.value.take());
+        self.offer.leave(RETURNED);
     }
 }
 
@@ -115,15 +155,21 @@ mod tests {
     #[test]
     fn what_is_offered_goes_one_way_or_the_other_and_comes_back() {
         let offer = Offer::default();
-        assert_eq!((offer.take(), offer.take_back(), offer.collect()), (None, None, None));
+        let nothing = |offer: &Offer<u32>| {
+            offer.take().is_none() && offer.take_back().is_none() && offer.collect().is_none()
+        };
+        assert!(nothing(&offer));
         assert_eq!(offer.offer(1), Ok(()));
         assert_eq!(offer.offer(2), Err(2), "one at a time");
         assert_eq!(offer.take_back(), Some(1));
-        assert_eq!(offer.take(), None);
+        assert!(nothing(&offer));
         assert_eq!(offer.offer(3), Ok(()));
-        assert_eq!(offer.take(), Some(3));
-        assert_eq!((offer.take(), offer.take_back(), offer.collect()), (None, None, None));
-        offer.give_back(4);
+        let mut taken = offer.take().unwrap();
+        assert_eq!(*taken, 3);
+        assert!(nothing(&offer));
+        assert_eq!(offer.offer(5), Err(5), "the first one is away");
+        *taken += 1;
+        drop(taken);
         assert_eq!(offer.offer(5), Err(5), "the first one was not collected");
         assert_eq!(offer.collect(), Some(4));
         assert_eq!(offer.offer(5), Ok(()));
@@ -138,8 +184,8 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(std::sync::atomic::Ordering::Acquire) {
-                    if let Some(value) = offer.take() {
-                        offer.give_back(value + 1_u64);
+                    if let Some(mut value) = offer.take() {
+                        *value += 1_u64;
                     }
                 }
             });
@@ -180,8 +226,8 @@ mod loom_tests {
                 let offer = Arc::clone(&offer);
                 loom::thread::spawn(move || {
                     for _ in 0..2 {
-                        if let Some(value) = offer.take() {
-                            offer.give_back(value + 10_u32);
+                        if let Some(mut value) = offer.take() {
+                            *value += 10_u32;
                         }
                     }
                 })
@@ -200,6 +246,30 @@ mod loom_tests {
                 assert_eq!(done, round + 10, "worked on once");
             }
             taker.join().unwrap();
+        });
+    }
+
+    /// No caller has to keep to a part.
+    #[test]
+    fn two_owners_share_an_offer_under_every_interleaving() {
+        crate::sync::explore("offer of two", || {
+            let offer = Arc::new(Offer::default());
+            let act = |offer: &Offer<u32>, value: u32| {
+                let mut out = i32::from(offer.offer(value).is_ok());
+                if let Some(mut value) = offer.take() {
+                    *value += 10;
+                }
+                out -= [offer.collect(), offer.take_back()].iter().flatten().count() as i32;
+                out
+            };
+            let other = {
+                let offer = Arc::clone(&offer);
+                loom::thread::spawn(move || act(&offer, 1))
+            };
+            let own = act(&offer, 2);
+            let out = own + other.join().unwrap();
+            let rest = [offer.collect(), offer.take_back()].iter().flatten().count() as i32;
+            assert_eq!(out, rest, "what went in came out");
         });
     }
 }

@@ -31,7 +31,7 @@ use beeline_kv::{Keyspace, Shard, Store};
 use beeline_replicated_service::machine::{Settled, Take};
 use beeline_replicated_service::unit::{Unit, put_part};
 use beeline_resp::{Executor, Logged, Output, Route};
-use beeline_ring::Offer;
+use beeline_ring::{Offer, Taken};
 
 use super::machine::{BATCH_SHARE, run_request};
 use super::marks::{Marks, Place};
@@ -41,13 +41,14 @@ use crate::shared::Shared;
 /// Requests from which on work is worth a hand-over: they take longer than waking a thread. Where each batch
 /// waits for its medium, any work is.
 const HANDED_OVER: usize = 16;
-/// Most requests of a shard in a wave: its lock is held for so long, well under a millisecond.
+/// Most requests of a shard in a wave: its lock is held for so long. Well under a millisecond where requests are
+/// small; their values together have up to half of a segment, and at `power` the batch waits for its medium.
 const MOST: usize = 512;
 /// Segments that are left for each shard where waves are. In a wave every shard writes to its own log, which keeps
 /// segments of its own for the next writes; a pool without room for that has one shard's log take all.
 const SEGMENTS: u64 = 8;
 
-/// Where a test makes a shard's part of a wave fail.
+/// Where a test makes a shard's part of a wave fail, between its effects and its end.
 static WORK: FaultPoint = FaultPoint::new("node.wave.work");
 
 /// Where the log's thread and the shards' threads meet, and what they count there.
@@ -97,8 +98,8 @@ impl Meeting {
     pub(crate) fn apply(&self, shared: &Shared, shard: &mut Shard) -> bool {
         let offer = &self.offers[shard.index()];
         let Some(work) = offer.take() else { return false };
-        let mut taken = Taken { offer, work: Some(work) };
-        if let Some(work) = &mut taken.work {
+        let mut taken = InHand(Some(work));
+        if let Some(work) = &mut taken.0 {
             self.handed_over.fetch_add(1, Ordering::Relaxed);
             work.run(shared, shard);
         }
@@ -107,19 +108,17 @@ impl Meeting {
 }
 
 /// Work in the hands of a shard's thread: the log's thread gets it back, also where the other one panics.
-struct Taken<'o> {
-    offer: &'o Offer<Box<Work>>,
-    work: Option<Box<Work>>,
-}
+struct InHand<'o>(Option<Taken<'o, Box<Work>>>);
 
-impl Drop for Taken<'_> {
+impl Drop for InHand<'_> {
     fn drop(&mut self) {
-        let Some(mut work) = self.work.take() else { return };
+        let Some(mut work) = self.0.take() else { return };
         if std::thread::panicking() {
             work.failed = Some("the shard's thread panicked".to_owned());
         }
         let owner = work.owner.clone();
-        self.offer.give_back(work);
+        // It goes back.
+        drop(work);
         if let Some(owner) = owner {
             owner.unpark();
         }
@@ -221,7 +220,6 @@ impl Work {
     }
 
     fn run_tasks(&mut self, shared: &Shared, keyspace: &mut Keyspace<'_>) -> Result<(), String> {
-        WORK.check().map_err(|fault| fault.to_string())?;
         let mut start = 0;
         for task in &self.tasks {
             let request = &self.requests[start..task.end];
@@ -240,7 +238,7 @@ impl Work {
             self.done.push(Done { end: self.replies.len(), effects: keyspace.effects() });
         }
         self.out.clear();
-        Ok(())
+        WORK.check().map_err(|fault| fault.to_string())
     }
 }
 
