@@ -5,8 +5,12 @@
 //! shards, and a snapshot, have to see all of them at one position, so they wait until the run is over; the run waits
 //! until those that look have ended.
 //!
+//! Whoever waits when a run ends is inside before the next one begins: a reader waits for one run at most. A run may be
+//! as long as the log's ring, where a member catches up, and a reader waits with all of its shard's thread; and SAVE
+//! is inside until its file is written, for as long as the log waits.
+//!
 //! Invariants: the log's thread alone closes and opens; it waits for nobody but threads inside, and a thread inside
-//! waits for shards' locks alone, which the log's thread does not hold while it closes.
+//! waits for shards' locks, which the log's thread does not hold while it closes, and for SAVE's file alone.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +18,10 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 struct State {
     closed: bool,
     inside: usize,
+    /// Threads that came while it was closed.
+    waiting: usize,
+    /// How often it was opened.
+    openings: u64,
 }
 
 /// See the module's documentation.
@@ -39,8 +47,11 @@ impl Cut {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait_while(&self, waits: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
-        let mut state = self.locked();
+    fn wait_while<'c>(
+        &'c self,
+        mut state: MutexGuard<'c, State>,
+        waits: impl Fn(&State) -> bool,
+    ) -> MutexGuard<'c, State> {
         while waits(&state) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -49,19 +60,32 @@ impl Cut {
 
     /// A run begins, or goes on: returns when no thread is inside.
     pub(crate) fn close(&self) {
-        self.locked().closed = true;
-        drop(self.wait_while(|state| state.inside > 0));
+        let mut state = self.locked();
+        state.closed = true;
+        drop(self.wait_while(state, |state| state.inside > 0));
     }
 
-    /// The run is over, and what it did is recorded.
+    /// The run is over, and what it did is recorded. Whoever waits is inside from now on: the next run waits for
+    /// them, however soon it begins.
     pub(crate) fn open(&self) {
-        self.locked().closed = false;
+        let mut state = self.locked();
+        state.closed = false;
+        state.inside += std::mem::take(&mut state.waiting);
+        state.openings += 1;
+        drop(state);
         self.changed.notify_all();
     }
 
-    /// Waits until no run is under way; none begins while the guard lives.
+    /// Waits until no run is under way, at most one run long; none begins while the guard lives.
     pub(crate) fn enter(&self) -> Inside<'_> {
-        self.wait_while(|state| state.closed).inside += 1;
+        let mut state = self.locked();
+        if state.closed {
+            state.waiting += 1;
+            let before = state.openings;
+            drop(self.wait_while(state, |state| state.openings == before));
+        } else {
+            state.inside += 1;
+        }
         Inside(self)
     }
 }
@@ -71,6 +95,28 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use super::*;
+
+    #[test]
+    fn a_thread_that_waits_is_inside_before_the_next_run_begins() {
+        let (cut, seen) = (Cut::default(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for run in 0..50 {
+                cut.close();
+                scope.spawn(|| {
+                    let _inside = cut.enter();
+                    seen.fetch_add(1, Ordering::Relaxed);
+                });
+                while cut.locked().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                cut.open();
+                // However soon it begins.
+                cut.close();
+                assert_eq!(seen.load(Ordering::Relaxed), run + 1);
+                cut.open();
+            }
+        });
+    }
 
     #[test]
     fn whoever_is_inside_sees_whole_runs_only() {
