@@ -43,8 +43,16 @@ pub trait StateMachine: Send {
         Position::NONE
     }
 
+    /// Some commands up to here, and none behind, may have taken effect in this machine: at least
+    /// [`StateMachine::applied`]. It skips what did when it comes again. So nothing that was never chosen may stand
+    /// at a position up to here. Asked once, when the server starts.
+    fn reached(&self) -> Position {
+        self.applied()
+    }
+
     /// A log begins behind [`StateMachine::applied`], upon what this machine has: nothing that comes took effect
-    /// here before, whatever the machine remembers of positions behind that one. It says so durably.
+    /// here before, whatever the machine remembers of positions behind that one. It says so durably. Called for each
+    /// start with a log that is still empty.
     ///
     /// Errors: the machine's; the server does not start.
     fn founded_upon(&mut self) -> io::Result<()> {
@@ -83,7 +91,8 @@ pub trait StateMachine: Send {
     /// Captures the state as it is now. Quick: the log waits; what is returned writes the state
     /// later, on another thread.
     ///
-    /// Errors: the machine's; the log tries again later, and its ring may fill up meanwhile.
+    /// Errors: the machine's, also while it has a part of what lies behind ([`StateMachine::reached`]); the log tries
+    /// again later, and its ring may fill up meanwhile.
     fn snapshot(&mut self) -> io::Result<SnapshotWriter>;
 
     /// Looks whether [`StateMachine::restore`] can take this state, before anything of the old one is

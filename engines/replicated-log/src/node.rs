@@ -246,6 +246,8 @@ pub struct Node<S> {
     held: Option<(Position, Position)>,
     /// The machine has these effects already.
     machine_has: Position,
+    /// And some of those up to here.
+    machine_reached: Position,
     /// What the snapshot's file covers.
     snapshot: Position,
     /// It holds the machine's state, not only what the log needs.
@@ -299,14 +301,9 @@ pub(crate) struct Seat {
     pub(crate) threads: u16,
 }
 
-/// Whether this is the first member of a cluster of one that is founded upon what its machine has, as
-/// one restored from a backup: its log is empty, and no member promised anything in it.
-fn is_founded_upon(home: &Home, head: &Head, known: &Known, machine_has: Position) -> bool {
-    head.position == Position::NONE
-        && machine_has > Position::NONE
-        && head.configuration.members() == [home.id()]
-        && !known.names_some()
-        && home.never_voted()
+/// Whether the log is empty, and this member promised nothing in it.
+fn is_fresh(home: &Home, head: &Head, known: &Known) -> bool {
+    head.position == Position::NONE && !known.names_some() && home.never_voted()
 }
 
 /// Lets such a log begin behind what its machine has, durably. Without that it would be filled with an
@@ -355,12 +352,19 @@ impl<S: StateMachine> Node<S> {
         .map_err(HomeError::from)?;
         restored.map_err(NodeError::Machine)?;
         let known = Known::load(home.known_path())?;
-        let head = if is_founded_upon(&home, &head, &known, machine_has) {
+        let (fresh, alone) =
+            (is_fresh(&home, &head, &known), head.configuration.members() == [home.id()]);
+        if fresh {
             machine.founded_upon().map_err(NodeError::Machine)?;
+        }
+        // The first member of a cluster of one that is founded upon what its machine has, as one restored from a
+        // backup.
+        let head = if fresh && alone && machine_has > Position::NONE {
             begin_at(&home, Head { position: machine_has, ..head })?
         } else {
             head
         };
+        let machine_reached = machine.reached().max(machine_has);
         let snapshot = head.position;
         if snapshot > machine_has && !head.has_state {
             return Err(NodeError::Machine(std::io::Error::other(format!(
@@ -376,7 +380,8 @@ impl<S: StateMachine> Node<S> {
             layout: home.layout(),
             vote_word: 0,
             snapshot,
-            chosen: machine_has,
+            // A command that took effect in part was chosen, too.
+            chosen: machine_reached,
             configuration: head.configuration,
             seed: home.instance() ^ home.incarnation(),
         };
@@ -445,6 +450,7 @@ impl<S: StateMachine> Node<S> {
             answered_to: snapshot,
             held: None,
             machine_has,
+            machine_reached,
             snapshot,
             snapshot_has_state,
             writing: None,

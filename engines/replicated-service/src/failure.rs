@@ -24,8 +24,8 @@ pub enum Failure {
         /// Most.
         limit: usize,
     },
-    /// A snapshot is replacing the state.
-    #[error("this member is installing a snapshot")]
+    /// The state is not whole: [`Group::is_loading`](crate::Group::is_loading).
+    #[error("this member's state is not whole yet: it starts, catches up or installs a snapshot")]
     Loading,
     /// This member's state can no longer follow the log, or its log has ended.
     #[error("this member cannot apply the log any more")]

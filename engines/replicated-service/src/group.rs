@@ -175,12 +175,13 @@ impl Group {
         self.settled.store(true, Ordering::Release);
     }
 
-    /// A snapshot begins, or ends, to replace the state.
+    /// The state is not whole from now on, or is again: a snapshot replaces it, a member that ended in the middle of
+    /// a run has not caught up with what it left, or a service has not looked yet whether it has.
     pub fn set_loading(&self, loading: bool) {
         self.loading.store(loading, Ordering::SeqCst);
     }
 
-    /// Whether a snapshot is replacing the state.
+    /// Whether the state is not whole: see [`Group::set_loading`].
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.loading.load(Ordering::SeqCst)
@@ -200,8 +201,8 @@ impl Group {
         self.failed.load(Ordering::Relaxed)
     }
 
-    /// Why a request cannot be served now. While a snapshot replaces the state, requests that ask
-    /// the log wait for it; stale reads would see a part.
+    /// Why a request cannot be served now. While the state is not whole, requests that ask
+    /// the log wait; stale reads would see a part.
     #[must_use]
     pub fn obstacle(&self, stale: bool) -> Option<Failure> {
         if self.has_failed() {

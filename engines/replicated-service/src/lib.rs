@@ -17,7 +17,9 @@
 //!
 //! Invariants:
 //! - a unit takes effect once, whole, at every member, however often it is proposed: its service
-//!   stores the [`Turn`] of its lane with what it changes, or not before;
+//!   stores the [`Turn`] of its lane with what it changes, or not before; what a crash left of a unit alone is
+//!   completed, and not done twice, when the unit comes again ([`Replicated::reached`]), and no read sees it before
+//!   ([`Group::is_loading`]);
 //! - a unit that a member cannot read stops that member; nothing is skipped that another member
 //!   may apply;
 //! - a lane has one unit under way, and proposes nothing before everything of the node's earlier

@@ -110,6 +110,11 @@ pub trait Replicated: Send {
     /// skipped when it comes again. Asked once.
     fn applied(&self) -> Position;
 
+    /// Some commands up to here may have taken effect: as [`StateMachine::reached`].
+    fn reached(&self) -> Position {
+        self.applied()
+    }
+
     /// A log begins behind [`Replicated::applied`]: as [`StateMachine::founded_upon`].
     ///
     /// Errors: the medium's; the member does not start.
@@ -220,7 +225,8 @@ pub trait Replicated: Send {
     /// Captures the state, with the lanes' latest turns, as of the last flush. Quick: what is
     /// returned writes it later, on another thread.
     ///
-    /// Errors: the service's; the log tries again later.
+    /// Errors: the service's, also while it has a part of what lies behind that ([`Replicated::reached`]); the log
+    /// tries again later.
     fn snapshot(&mut self) -> io::Result<SnapshotWriter>;
 
     /// Looks whether [`Replicated::restore`] can take this state, before anything of the old one is
@@ -575,6 +581,10 @@ impl StateMachine for Machine {
 
     fn applied(&self) -> Position {
         self.position()
+    }
+
+    fn reached(&self) -> Position {
+        self.services.iter().map(|service| service.reached()).max().unwrap_or_default()
     }
 
     fn founded_upon(&mut self) -> io::Result<()> {

@@ -276,7 +276,9 @@ impl WireSession for RedisSession {
             Refusal::NoRoom => {
                 out.error(b"OOM command not allowed when used memory > 'maxmemory'.");
             }
-            Refusal::Loading => out.error(b"LOADING this member is installing a snapshot"),
+            Refusal::Loading => {
+                out.error(b"LOADING this member starts, catches up or installs a snapshot")
+            }
             Refusal::NotReady => {
                 out.error(b"TRYAGAIN this member has not opened its log yet: nothing was done");
             }

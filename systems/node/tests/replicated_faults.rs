@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_node::NodeConfig;
+use beeline_node::{Node, NodeConfig};
 use beeline_pmem::PoolOptions;
 use beeline_replicated_log::{Position, StateMachine as _};
 use beeline_replicated_service::{LaneName, Machine, Tag, Turn, unit};
-use common::replicas::{Cluster, Member, ask, cluster, on_disk};
-use common::{PATIENCE, config};
+use common::replicas::{Cluster, Member, ask, cluster, on_disk, options};
+use common::{Client, PATIENCE, config};
 
 #[test]
 fn a_member_that_cannot_apply_a_unit_answers_so_on_every_shard_and_the_others_go_on() {
@@ -48,6 +48,22 @@ fn a_member_that_cannot_apply_a_unit_answers_so_on_every_shard_and_the_others_go
         assert_eq!(client.ask("PING"), "+PONG");
     }
     ask(&mut writer, "GET before", "$5\r\nvalue\r\n");
+}
+
+/// An earlier run may have left shards at different positions, and the machine finds out when it is opened.
+#[test]
+fn no_read_is_answered_before_the_machine_has_looked_at_the_keys() {
+    let replication = Some(options(&Cluster::default(), 1));
+    let node = Node::start(&NodeConfig { replication, ..config(2) }).unwrap();
+    let mut client = Client::connect(&node);
+    ask(&mut client, "READONLY", "+OK\r\n");
+    for request in ["GET key", "MGET key other"] {
+        let said = client.ask(request);
+        assert!(said.starts_with("-LOADING"), "{request}: {said}");
+    }
+    let machine = node.machine(Vec::new()).unwrap();
+    ask(&mut client, "GET key", "$-1\r\n");
+    drop(machine);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use common::replicas::{Member, ask, cluster};
+use common::replicas::{Member, ask, cluster, with_commits};
 use common::units::{Chance, run, script};
 use common::{Client, PATIENCE, config};
 
@@ -24,7 +24,8 @@ fn units_at_the_same_time_do_what_they_do_one_after_another() {
         }));
         let told = told.unwrap();
         for shards in [1, 2, 5] {
-            let member = Member::start_with(&Arc::default(), 2, config(shards), |machine| {
+            let cluster = with_commits(seed % 2 == 0);
+            let member = Member::start_with(&cluster, 2, config(shards), |machine| {
                 let mut from = 0;
                 while from < told.units.len() {
                     let longest = if chance.below(4) == 0 { 150 } else { 12 };
@@ -44,6 +45,11 @@ fn units_at_the_same_time_do_what_they_do_one_after_another() {
             });
             let lines = member.node.as_ref().unwrap().handle().stats().replication.unwrap().1;
             assert!(lines.units > UNITS / 2, "{lines:?}");
+            let mut client = member.client();
+            let (waves, parts) =
+                (figure(&mut client, "log_waves"), figure(&mut client, "log_parts"));
+            let several = shards == 1 || parts > waves;
+            assert!(waves > UNITS / 20 && several, "{shards} shards: {waves} waves, {parts} parts");
         }
     }
 }

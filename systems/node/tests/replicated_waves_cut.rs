@@ -9,16 +9,58 @@ use std::sync::Arc;
 use beeline_env::fault::{FaultAction, arm};
 use beeline_node::NodeConfig;
 use beeline_replicated_log::StateMachine as _;
-use beeline_replicated_service::unit;
+use beeline_replicated_service::{Machine, unit};
 use common::config;
-use common::replicas::{Member, on_disk};
-use common::units::{Chance, run, script};
+use common::replicas::{Member, on_disk, with_commits};
+use common::units::{Chance, Script, run, script};
+
+/// What a member left in the middle of a wave counts for nothing where a log begins upon its store, also later.
+fn a_log_that_begins_upon_it_has_nothing_skipped(chance: &mut Chance, told: &Script) {
+    let directory = tempfile::tempdir().unwrap();
+    let start = |prepare: &mut dyn FnMut(&mut Machine)| {
+        let config = NodeConfig { shards: 3, ..on_disk(directory.path()) };
+        drop(Member::start_with(&Arc::default(), 2, config, prepare));
+    };
+    let mut from = None;
+    while from.is_none() {
+        let fault = arm("node.wave.work", FaultAction::Fail, chance.below(10));
+        start(&mut |machine| {
+            let mut at = machine.applied().0 as usize;
+            if machine.reached() > machine.applied() {
+                machine.founded_upon().unwrap();
+                assert_eq!(machine.reached(), machine.applied());
+                drop(machine.snapshot().unwrap());
+                from = Some(at);
+                return;
+            }
+            loop {
+                assert!(at < told.units.len(), "no run ended in the middle");
+                let to = (at + chance.within(1..=40) as usize).min(told.units.len());
+                if run(machine, told, (at, to)).is_err() {
+                    return;
+                }
+                at = to;
+            }
+        });
+        drop(fault);
+    }
+    let from = from.unwrap();
+    start(&mut |machine| {
+        assert_eq!(machine.reached(), machine.applied());
+        let to = (from + 40).min(told.units.len());
+        let replies = run(machine, told, (from, to)).unwrap();
+        for (at, reply) in (from..to).zip(replies) {
+            let repeated = reply == unit::REPEATED;
+            assert_eq!(repeated, told.replies[at] == unit::REPEATED, "unit {at} from {from}");
+        }
+    });
+}
 
 #[test]
 fn what_a_member_left_in_the_middle_of_a_wave_is_applied_once() {
     const UNITS: u64 = 250;
     const MOST_ENDS: u64 = 12;
-    let (mut ends, mut in_part) = (0_u64, 0_u64);
+    let (mut ends, mut in_part, mut torn) = (0_u64, 0_u64, 0_u64);
     for seed in 1..=4 {
         let mut chance = Chance::new(100 + seed);
         let mut told = None;
@@ -27,6 +69,7 @@ fn what_a_member_left_in_the_middle_of_a_wave_is_applied_once() {
         }));
         let told = told.unwrap();
         let directory = tempfile::tempdir().unwrap();
+        let cluster = with_commits(seed % 2 == 0);
         let mut left = MOST_ENDS;
         let mut done = false;
         while !done {
@@ -39,8 +82,12 @@ fn what_a_member_left_in_the_middle_of_a_wave_is_applied_once() {
             left = left.saturating_sub(1);
             let (chance, told) = (&mut chance, &told);
             let (done, ends, in_part) = (&mut done, &mut ends, &mut in_part);
-            drop(Member::start_with(&Arc::default(), 2, config, move |machine| {
+            let torn = &mut torn;
+            drop(Member::start_with(&cluster, 2, config, move |machine| {
                 let mut from = machine.applied().0 as usize;
+                let reached = machine.reached().0 as usize;
+                assert!(reached >= from && reached <= told.units.len(), "{from} to {reached}");
+                *torn += u64::from(reached > from);
                 while from < told.units.len() {
                     let to = (from + chance.within(1..=40) as usize).min(told.units.len());
                     let Ok(replies) = run(machine, told, (from, to)) else {
@@ -61,11 +108,15 @@ fn what_a_member_left_in_the_middle_of_a_wave_is_applied_once() {
                         );
                     }
                     from = to;
+                    // Of one position, or not taken.
+                    let taken = machine.snapshot().map(drop).map_err(|error| error.to_string());
+                    assert_eq!(taken.is_ok(), from >= reached, "{from} of {reached}: {taken:?}");
                 }
                 *done = true;
             }));
             drop(fault);
         }
+        a_log_that_begins_upon_it_has_nothing_skipped(&mut chance, &told);
     }
-    assert!(ends > 20 && in_part > 20, "{ends} ends, {in_part} units");
+    assert!(ends > 20 && in_part > 20 && torn > 10, "{ends} ends, {torn} torn, {in_part} units");
 }

@@ -319,6 +319,60 @@ fn a_cluster_founded_upon_a_machine_that_has_much_begins_behind_it() {
     eventually("the joiner has it", || (cluster.list(1, 1) == [1, 2]).then_some(()));
 }
 
+/// As where the member ended in its first run before it recorded a position, and got a new folder for its log.
+#[test]
+fn what_a_machine_began_under_another_log_is_not_taken_for_this_one_s() {
+    let mut cluster = Cluster::new(shm, 0, small());
+    let founded = Arc::new(AtomicU64::new(0));
+    let began = || {
+        let (reached, founded) = (Position(30), Arc::clone(&founded));
+        Some(Held { durable: true, reached, founded, ..Held::default() })
+    };
+    cluster.create(0, &[(id(0), contact(0))]);
+    cluster.machine = began();
+    cluster.start(0);
+    assert_eq!(founded.load(Ordering::SeqCst), 1, "it is told of a log that begins");
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    // And not of one that goes on.
+    cluster.stop(0);
+    cluster.machine = began();
+    cluster.start(0);
+    cluster.append(NO_SESSION, 0, &append(1, 2));
+    assert_eq!(founded.load(Ordering::SeqCst), 1);
+    eventually("all of it is there", || (cluster.list(0, 1) == [1, 2]).then_some(()));
+}
+
+/// As after a loss of power that took the end of the log, and not all of what the machine had made of it: nothing
+/// new stands where the machine would skip a part of it.
+#[test]
+fn a_member_alone_goes_on_behind_what_it_has_a_part_of_and_no_log_has() {
+    let mut cluster = Cluster::new(shm, 1, small());
+    for item in 1..=5 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let has = eventually("it tells of the appends", || {
+        let applied = cluster.handle(0).status().applied;
+        (applied >= Position(5)).then_some(applied)
+    });
+    let reached = has.plus(20);
+    // It ends before it records more: the second time, what was lost stands in its log.
+    for item in 6..=7 {
+        cluster.stop(0);
+        let mut machine = Held { durable: true, has, reached, ..Held::default() };
+        for item in 1..=5 {
+            machine.lists.apply(has, &append(1, item), &mut Vec::new());
+        }
+        cluster.machine = Some(machine);
+        cluster.start(0);
+        cluster.append(NO_SESSION, 0, &append(1, item));
+        let wanted: Vec<u32> = (1..=item).collect();
+        eventually("all of it is there, once", || (cluster.list(0, 1) == wanted).then_some(()));
+        eventually("it is behind what was lost", || {
+            (cluster.handle(0).status().applied > reached).then_some(())
+        });
+    }
+}
+
 /// Appends an item by whichever of these members leads.
 fn written_by(members: &[Handle], key: u8, item: u32) -> Option<()> {
     members.iter().find_map(|member| match member.call(NO_SESSION, 0, append(key, item), LIMIT) {

@@ -56,7 +56,7 @@ pub struct Start {
     /// What the state machine's durable snapshot covers; [`Position::NONE`] without one.
     pub snapshot: Position,
     /// Everything up to here is known to be chosen, by a state machine that is durable by itself and
-    /// applied it: it may be further on than the commit word, which is not persisted when it is
+    /// applied it, or began to: it may be further on than the commit word, which is not persisted when it is
     /// written. [`Position::NONE`] where there is no such machine. `docs/log-protocol.md` argues why a leader
     /// may count these positions without a new majority ("A machine ahead of its log").
     pub chosen: Position,

@@ -69,8 +69,7 @@ impl<S: StateMachine> Node<S> {
         while position <= last {
             let kind = self.member.replica().entry(position, &mut payload);
             if kind == Kind::Lost && position > self.machine_has {
-                // Its effects are not in this machine, and nowhere in a log.
-                return Err(NodeError::Damaged { position });
+                self.look_at_lost(position)?;
             }
             if kind == Kind::Commands && !self.has_room(position, &payload) {
                 self.held = Some((position, last));
@@ -121,6 +120,18 @@ impl<S: StateMachine> Node<S> {
                 Answered::Session(done, name) => done(name),
             }
         }
+        Ok(())
+    }
+
+    /// An entry is in no log any more, and not all of its effects are in this machine.
+    ///
+    /// A member alone has nobody to get them from: it goes on with the part that is there, as with a log that lost
+    /// its end. Beside others it would differ from them.
+    fn look_at_lost(&self, position: Position) -> Result<(), NodeError> {
+        if position > self.machine_reached || self.membership.members() != [self.home.id()] {
+            return Err(NodeError::Damaged { position });
+        }
+        tracing::warn!(%position, "an entry is lost; the state has a part of what it did, or none");
         Ok(())
     }
 

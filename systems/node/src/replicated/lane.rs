@@ -22,7 +22,9 @@ pub(crate) fn line_of(failure: &Failure) -> String {
             "ERR this command takes {bytes} bytes and the log carries {limit} for one command: half of \
              segment-size, or log-slot-size where that is larger, bounds it"
         ),
-        Failure::Loading => "LOADING this member is installing a snapshot".to_owned(),
+        Failure::Loading => {
+            "LOADING this member starts, catches up or installs a snapshot".to_owned()
+        }
         Failure::Failed => {
             "MISCONF this member cannot apply the log any more; see its log".to_owned()
         }

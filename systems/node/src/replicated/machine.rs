@@ -119,6 +119,11 @@ impl ReplicatedKeys {
         };
         keys.reload()?;
         keys.choose_incarnation()?;
+        if let Some(replication) = &keys.shared.replication {
+            // Where earlier runs left something, some shards are ahead of others: whoever looked at several would
+            // see a part.
+            replication.set_loading(keys.left.is_some());
+        }
         Ok(keys)
     }
 
@@ -142,12 +147,6 @@ impl ReplicatedKeys {
             keyspace.commit()?;
             Ok::<_, KvError>(opened)
         })?;
-        if self.left.is_some()
-            && let Some(replication) = &shared.replication
-        {
-            // Some shards are ahead of others: whoever looked at several would see a part.
-            replication.set_loading(true);
-        }
         if let Some(replication) = &shared.replication {
             replication.agreed_ms.store(now_ms, Ordering::Relaxed);
         }
@@ -197,9 +196,9 @@ impl ReplicatedKeys {
         let shared = Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return Err("no replication".into()) };
         self.note_time(unit);
+        Self::await_room(&shared, ROOM_PATIENCE)?;
         replication.cut.close();
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
-        Self::await_room(&shared, ROOM_PATIENCE)?;
         let (executor, out, now_ms) = (&mut self.executor, &mut self.out, self.now_ms);
         let (marks, left, place) = (&self.marks, &self.left, self.place);
         let mut logged = Logged::default();
@@ -358,6 +357,10 @@ impl Replicated for ReplicatedKeys {
         Position(self.recorded)
     }
 
+    fn reached(&self) -> Position {
+        Position(self.left.as_ref().map_or(self.recorded, |left| left.end.position))
+    }
+
     fn founded_upon(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let begun = with_keyspace(&shared, |keyspace| {
@@ -439,10 +442,10 @@ impl Replicated for ReplicatedKeys {
 
     fn keep_piece(&mut self, _position: Position, unit: &Unit<'_>) -> Result<(), CannotApply> {
         let Some(piece) = unit.piece else { return Err(CannotApply::new("this is no piece")) };
+        Self::await_room(&self.shared, ROOM_PATIENCE).map_err(CannotApply::new)?;
         if let Some(replication) = &self.shared.replication {
             replication.cut.close();
         }
-        Self::await_room(&self.shared, ROOM_PATIENCE).map_err(CannotApply::new)?;
         self.in_batch(|keyspace| {
             pieces::keep(keyspace, unit, piece)?;
             self.marks.put_all(keyspace, self.place)
@@ -508,6 +511,12 @@ impl Replicated for ReplicatedKeys {
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
+        if let Some(left) = &self.left {
+            let end = left.end.position;
+            return Err(io::Error::other(format!(
+                "shards of this member are at different positions until it has applied {end}"
+            )));
+        }
         let shared = Arc::clone(&self.shared);
         let position = shared.replication.as_ref().map_or(0, |replication| replication.applied());
         self.record(position).map_err(io::Error::other)?;
@@ -558,6 +567,12 @@ impl Replicated for ReplicatedKeys {
         let _ = std::fs::remove_file(&path);
         let report = replaced.map_err(io::Error::other)?;
         self.reload().map_err(io::Error::other)?;
+        if let Some(left) = &self.left {
+            return Err(io::Error::other(format!(
+                "the snapshot is of {position}, and some of what it has is of {}",
+                left.end.position
+            )));
+        }
         self.record(position.0).map_err(io::Error::other)?;
         tracing::info!(%position, records = report.records, "a snapshot was installed");
         Ok(())

@@ -84,7 +84,8 @@ pub(crate) struct Replication {
 }
 
 impl Shared {
-    /// Whether a snapshot is replacing the keys. A thread that holds a shard's lock and is told no sees
+    /// Whether the keys are not whole: a snapshot is replacing them, or the machine was not opened yet, or brings
+    /// shards to one position that an earlier run left at several. A thread that holds a shard's lock and is told no sees
     /// that shard whole: the installation says so before it takes the first lock.
     pub(crate) fn is_loading(&self) -> bool {
         self.replication.as_ref().is_some_and(|replication| replication.group.is_loading())
@@ -126,6 +127,8 @@ impl Replication {
             incarnation: clock.unix_ms().saturating_mul(1000),
         };
         let group = Arc::new(Group::new(group, Arc::new(move || clock.unix_ms())));
+        // Until the machine has looked at what earlier runs left in the store.
+        group.set_loading(true);
         let agreed_ms = Arc::default();
         let (cut, meeting) = (Cut::default(), Meeting::new(lanes));
         (Self { options, group, agreed_ms, cut, meeting, couriers }, receivers)

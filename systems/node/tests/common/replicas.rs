@@ -56,6 +56,8 @@ pub struct State {
     /// How long members that start from now on wait for the log; `None`: longer than any busy machine
     /// keeps a thread from its processor.
     pub request_timeout: Option<Duration>,
+    /// Members that start from now on commit each batch by itself, as at durability `power`.
+    pub ordered_commits: bool,
 }
 
 /// The log of all members.
@@ -288,6 +290,24 @@ pub fn apply(cluster: &Arc<Cluster>, id: u16, mut machine: Machine, restored: &A
     }
 }
 
+/// Of a member that starts now.
+pub fn options(cluster: &Cluster, id: u16) -> ReplicationOptions {
+    let state = cluster.state.lock().unwrap();
+    ReplicationOptions {
+        cluster: CLUSTER,
+        node: id,
+        request_timeout: state.request_timeout.unwrap_or(PATIENCE / 2),
+        ordered_commits: state.ordered_commits,
+    }
+}
+
+/// A cluster whose members commit each batch by itself, or not.
+pub fn with_commits(ordered_commits: bool) -> Arc<Cluster> {
+    let cluster = Arc::new(Cluster::default());
+    cluster.state.lock().unwrap().ordered_commits = ordered_commits;
+    cluster
+}
+
 pub struct Member {
     pub id: u16,
     pub cluster: Arc<Cluster>,
@@ -306,13 +326,7 @@ impl Member {
         config: NodeConfig,
         prepare: impl FnOnce(&mut Machine),
     ) -> Self {
-        let timeout = cluster.state.lock().unwrap().request_timeout;
-        let options = ReplicationOptions {
-            cluster: CLUSTER,
-            node: id,
-            request_timeout: timeout.unwrap_or(PATIENCE / 2),
-            ordered_commits: false,
-        };
+        let options = options(cluster, id);
         let node = Node::start(&NodeConfig { replication: Some(options), ..config }).unwrap();
         let member = LogMember {
             id,

@@ -28,6 +28,10 @@ pub struct Held {
     pub lists: Lists,
     /// What they say to have when they are opened, as a machine that is durable by itself does.
     pub has: Position,
+    /// And up to where they say to have a part.
+    pub reached: Position,
+    /// How often a log was founded upon them.
+    pub founded: Arc<AtomicU64>,
     pub gate: Option<Arc<Gate>>,
     /// A thread that writes a snapshot panics while it is set.
     pub panics: Arc<AtomicBool>,
@@ -78,6 +82,16 @@ impl StateMachine for Held {
 
     fn applied(&self) -> Position {
         self.has
+    }
+
+    fn reached(&self) -> Position {
+        self.has.max(self.reached)
+    }
+
+    fn founded_upon(&mut self) -> io::Result<()> {
+        self.founded.fetch_add(1, Ordering::SeqCst);
+        self.reached = self.has;
+        Ok(())
     }
 
     fn is_durable(&self) -> bool {
