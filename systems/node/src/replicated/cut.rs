@@ -112,8 +112,9 @@ mod tests {
                 cut.open();
                 // However soon it begins.
                 cut.close();
-                assert_eq!(seen.load(Ordering::Relaxed), run + 1);
+                let seen = seen.load(Ordering::Relaxed);
                 cut.open();
+                assert_eq!(seen, run + 1);
             }
         });
     }
