@@ -16,7 +16,7 @@ use beeline_env::{ArmedFault, FaultAction, fault};
 use beeline_kv_direct::{LocalStore, OnReply};
 use beeline_node::{Node, NodeConfig};
 use beeline_pmem::{Durability, PoolKind};
-use common::{Client, PATIENCE, config, eventually, keys_of_shards};
+use common::{Client, PATIENCE, assert_quiet, config, eventually, keys_of_shards};
 use tempfile::TempDir;
 
 const SYNC: &str = "pmem.file.sync";
@@ -45,7 +45,9 @@ fn on_files(shards: usize) -> OnFiles {
     config.pool.segment_bytes = 1 << 20;
     config.shutdown_wait = PATIENCE;
     let node = Node::start(&config).unwrap();
-    OnFiles { node, config, _directory: directory, _alone: alone }
+    let files = OnFiles { node, config, _directory: directory, _alone: alone };
+    files.come_to_rest(shards);
+    files
 }
 
 impl OnFiles {
@@ -62,11 +64,16 @@ impl OnFiles {
         })
     }
 
-    /// Gives every shard the segment that its log begins with: a shard waits while it takes one.
-    fn warm(&self, client: &mut Client) {
+    /// Gives every shard the segment that its log begins with, and waits until upkeep has nothing to do: a shard
+    /// waits while it takes a segment, and for what upkeep commits.
+    fn come_to_rest(&self, shards: usize) {
+        // One for each shard, so that the connections to come are dealt from the first shard on.
+        let mut clients: Vec<_> = (0..shards).flat_map(|_| self.clients::<1>()).collect();
         for key in keys_of_shards(&self.node, "warm") {
-            assert_eq!(client.ask(&format!("SET {key} value")), "+OK");
+            assert_eq!(clients[0].ask(&format!("SET {key} value")), "+OK");
         }
+        drop(clients);
+        assert_quiet(&self.node, "nothing is asked for");
     }
 
     /// What a later start finds.
@@ -206,7 +213,6 @@ fn what_follows_in_a_pipeline_takes_effect_elsewhere_only_once_what_came_before_
     let files = on_files(2);
     let [mut pipeline, mut other] = files.clients();
     let keys = keys_of_shards(&files.node, "k");
-    files.warm(&mut other);
     // The file of shard 0, which has the first key, and no other one.
     let held = fault::arm(SYNC, FaultAction::HoldOnce, 0);
     pipeline.send(&format!("SET {} data\r\n", keys[0]));
@@ -227,7 +233,6 @@ fn commands_over_several_shards_run_once_what_is_under_way_in_them_is_persisted(
     let files = on_files(2);
     let [mut first, mut second] = files.clients();
     let keys = keys_of_shards(&files.node, "k");
-    files.warm(&mut second);
     let held = fault::arm(SYNC, FaultAction::Hold, 0);
     first.send(&format!("SET {} one\r\n", keys[0]));
     until_passed(&held, 1);
@@ -280,7 +285,6 @@ fn nothing_more_of_a_client_runs_whose_commit_failed() {
     let files = on_files(2);
     let [mut client, mut other] = files.clients();
     let key = &keys_of_shards(&files.node, "k")[0];
-    files.warm(&mut other);
     let failing = fault::arm(COMMIT, FaultAction::Fail, 0);
     client.send(&format!("SET {key} lost\r\nCONFIG SET timeout 77\r\n"));
     assert!(client.reply().starts_with("-MISCONF"));
@@ -391,7 +395,6 @@ fn a_carried_command_is_refused_whose_synchronisation_fails() {
     let files = on_files(2);
     let [_, mut carried] = files.clients();
     let key = &keys_of_shards(&files.node, "k")[0];
-    files.warm(&mut carried);
     let failing = fault::arm(SYNC, FaultAction::Fail, 0);
     let reply = carried.ask(&format!("SET {key} lost"));
     assert!(reply.starts_with("-MISCONF"), "{reply}");
