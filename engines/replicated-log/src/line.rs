@@ -59,7 +59,7 @@ pub(crate) enum Sought {
     Beat,
 }
 
-/// Who reads.
+/// The member that reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader {
     /// The member's name on its thread.
@@ -135,7 +135,7 @@ impl Line {
         Ok(())
     }
 
-    /// Those who wait for a read that will not come.
+    /// The members that wait for a read that will not come.
     fn readers(&mut self) -> impl Iterator<Item = Reader> {
         let waiting = std::mem::take(&mut self.to_read).into_iter().map(|(reader, _)| reader);
         std::mem::take(&mut self.reading).into_iter().chain(waiting)

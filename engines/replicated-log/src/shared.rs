@@ -7,7 +7,7 @@
 //!
 //! They also share what receives and reads land in: pieces of larger memory, since memory of its own takes a
 //! descriptor, of which a process has few. A piece is not used twice: what a provider still stores for a
-//! connection that is gone lands where nobody looks.
+//! connection that is gone lands where no member looks.
 //!
 //! Invariant: a queue pair is entered before anything is posted on it, so each completion has an owner,
 //! unless that is gone.

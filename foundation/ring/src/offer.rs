@@ -11,8 +11,8 @@
 //! the owner by means of its own.
 //!
 //! Invariants: a thread accesses the cell only after it changed the state to *taken* by a compare-and-swap, and
-//! before it changes the state again; nobody changes the state from *taken* but that thread, or whoever has the
-//! guard that [`Offer::take`] gave it. So every call is sound from any thread, whoever the owner is.
+//! before it changes the state again; only that thread, or the thread that has the guard which [`Offer::take`] gave
+//! it, changes the state from *taken*. So every call is sound from any thread, also from one that is not the owner.
 
 use std::ops::{Deref, DerefMut};
 
@@ -45,14 +45,14 @@ impl<T> Offer<T> {
     fn swap(&self, value: Option<T>) -> Option<T> {
         self.value.with_mut(|cell| {
             // SAFETY: the caller changed the state to *taken*, or has the guard of the thread that did, and did not
-            // change it since: nobody else accesses the cell (module invariants).
+            // change it since: no other thread accesses the cell (module invariants).
             std::mem::replace(unsafe { &mut *cell }, value)
         })
     }
 
     /// Whether the cell is the caller's now: the state was `from`.
     fn claim(&self, from: u32) -> bool {
-        // Acquire: pairs with the Release in `leave` of whoever had the cell before.
+        // Acquire: pairs with the Release in `leave` of the thread that had the cell before.
         self.state.compare_exchange(from, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
@@ -90,7 +90,7 @@ impl<T> Offer<T> {
         value.map(|value| Taken { offer: self, value: Some(value) })
     }
 
-    /// Takes back what nobody took yet.
+    /// Takes back what no thread took yet.
     #[must_use]
     pub fn take_back(&self) -> Option<T> {
         self.remove(OFFERED)

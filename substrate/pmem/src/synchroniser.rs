@@ -199,7 +199,7 @@ impl Synchroniser {
                 }
             }
         }
-        // Who was woken and has not taken its file yet counts as asleep.
+        // A worker that was woken and has not taken its file yet counts as asleep.
         let due = queue.tasks.iter().filter(|task| !task.running && !task.waiting.is_empty());
         let wanted = due.count().saturating_sub(queue.sleeping);
         let started = wanted.min(queue.most - queue.workers.min(queue.most));

@@ -150,7 +150,7 @@ impl ShardThread {
         let times_commits = durability == Durability::Power;
         let progress = {
             let shard = lock(&parts.shared.shards[parts.index]);
-            // The door alone: who wakes the thread must not keep the node.
+            // The door alone: what wakes the thread must not keep the node.
             let door = Arc::clone(&parts.shared.doors[parts.index]);
             shard.set_commit_waker(move || door.nudge());
             shard.commit_progress()

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use common::replicas::{Member, ask, cluster, with_commits};
-use common::units::{Chance, run, script};
+use common::units::{Chance, assert_reply, run, script};
 use common::{Client, PATIENCE, config};
 
 /// Runs of any length, at members of other numbers of shards than the one that applies unit by unit: replies and
@@ -32,13 +32,9 @@ fn units_at_the_same_time_do_what_they_do_one_after_another() {
                     let to = (from + chance.within(1..=longest) as usize).min(told.units.len());
                     let replies = run(machine, &told, (from, to)).unwrap();
                     for (at, reply) in (from..to).zip(replies) {
-                        let (got, expected) =
-                            (reply.escape_ascii(), told.replies[at].escape_ascii());
-                        assert_eq!(
-                            got.to_string(),
-                            expected.to_string(),
-                            "seed {seed}, {shards} shards, unit {at} of a run from {from} to {to}"
-                        );
+                        let run =
+                            format!("seed {seed}, {shards} shards, a run from {from} to {to}");
+                        assert_reply(&told, at, &reply, &run);
                     }
                     from = to;
                 }
@@ -61,7 +57,7 @@ fn figure(client: &mut Client, name: &str) -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// Pipelines fill units, and their shards' threads take a share. Meanwhile whoever reads two keys that one request
+/// Pipelines fill units, and their shards' threads take a share. Meanwhile a client that reads two keys that one request
 /// changes together, or of which one is changed before the other, sees the log at some position.
 #[test]
 fn shards_threads_take_part_and_no_read_over_several_shards_sees_them_apart() {

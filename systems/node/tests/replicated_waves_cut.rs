@@ -12,7 +12,7 @@ use beeline_replicated_log::StateMachine as _;
 use beeline_replicated_service::{Machine, unit};
 use common::config;
 use common::replicas::{Member, on_disk, with_commits};
-use common::units::{Chance, Script, run, script};
+use common::units::{Chance, Script, assert_reply, run, script};
 
 /// What a member left in the middle of a wave counts for nothing where a log begins upon its store, also later.
 fn a_log_that_begins_upon_it_has_nothing_skipped(chance: &mut Chance, told: &Script) {
@@ -99,13 +99,9 @@ fn what_a_member_left_in_the_middle_of_a_wave_is_applied_once() {
                             *in_part += u64::from(told.replies[at] != unit::REPEATED);
                             continue;
                         }
-                        let (got, expected) =
-                            (reply.escape_ascii(), told.replies[at].escape_ascii());
-                        assert_eq!(
-                            got.to_string(),
-                            expected.to_string(),
-                            "seed {seed}, {shards} shards, unit {at} of a run from {from} to {to}"
-                        );
+                        let run =
+                            format!("seed {seed}, {shards} shards, a run from {from} to {to}");
+                        assert_reply(told, at, &reply, &run);
                     }
                     from = to;
                     // Of one position, or not taken.

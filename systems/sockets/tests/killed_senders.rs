@@ -62,7 +62,7 @@ impl Ends {
 
     fn is_as(&self, picture: &[u8]) -> bool {
         let bytes = self.memory().base().as_ptr();
-        // SAFETY: mapped for so many bytes; whoever wrote them stands still.
+        // SAFETY: mapped for so many bytes; the process that wrote them stands still.
         (unsafe { std::slice::from_raw_parts(bytes, picture.len()) }) == picture
     }
 
@@ -173,7 +173,7 @@ fn what_stands_at_the_tail_is_looked_at_only_where_a_sender_was_killed() {
         let place = RINGS_AT + ends.place();
         // SAFETY: within the ring.
         let at = unsafe { ends.memory().base().add(place) };
-        // SAFETY: aligned as the ring's places are; nobody else reaches it at this moment.
+        // SAFETY: aligned as the ring's places are; no other process reaches it at this moment.
         unsafe { at.cast::<u64>().write(header) };
         assert_eq!(ends.push(&[3; 8]), Ok(8));
         assert_eq!(ends.pop(), Ok(vec![3; 8]));

@@ -125,7 +125,7 @@ impl<S: StateMachine> Node<S> {
 
     /// An entry is in no log any more, and not all of its effects are in this machine.
     ///
-    /// A member alone has nobody to get them from: it goes on with the part that is there, as with a log that lost
+    /// A member alone has no other to get them from: it goes on with the part that is there, as with a log that lost
     /// its end. Beside others it would differ from them.
     fn look_at_lost(&self, position: Position) -> Result<(), NodeError> {
         if position > self.machine_reached || self.membership.members() != [self.home.id()] {

@@ -1,15 +1,15 @@
-//! Who may look at several shards at once: while the log's thread applies a run of units, one shard may have applied
+//! When a thread may look at several shards at once: while the log's thread applies a run of units, one shard may have applied
 //! more of the log than another.
 //!
 //! A request for one shard needs no cut: it sees that shard as the log has it at some position. A request over several
 //! shards, and a snapshot, have to see all of them at one position, so they wait until the run is over; the run waits
 //! until those that look have ended.
 //!
-//! Whoever waits when a run ends is inside before the next one begins: a reader waits for one run at most. A run may be
+//! Readers that wait when a run ends are inside before the next one begins: each waits for one run at most. A run may be
 //! as long as the log's ring, where a member catches up, and a reader waits with all of its shard's thread; and SAVE
 //! is inside until its file is written, for as long as the log waits.
 //!
-//! Invariants: the log's thread alone closes and opens; it waits for nobody but threads inside, and a thread inside
+//! Invariants: the log's thread alone closes and opens; it waits for threads inside alone, and a thread inside
 //! waits for shards' locks, which the log's thread does not hold while it closes, and for SAVE's file alone.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -65,8 +65,8 @@ impl Cut {
         drop(self.wait_while(state, |state| state.inside > 0));
     }
 
-    /// The run is over, and what it did is recorded. Whoever waits is inside from now on: the next run waits for
-    /// them, however soon it begins.
+    /// The run is over, and what it did is recorded. The threads that wait are inside from now on: the next run
+    /// waits for them, however soon it begins.
     pub(crate) fn open(&self) {
         let mut state = self.locked();
         state.closed = false;

@@ -120,8 +120,8 @@ impl ReplicatedKeys {
         keys.reload()?;
         keys.choose_incarnation()?;
         if let Some(replication) = &keys.shared.replication {
-            // Where earlier runs left something, some shards are ahead of others: whoever looked at several would
-            // see a part.
+            // Where earlier runs left something, some shards are ahead of others: a reader of several would see
+            // a part.
             replication.set_loading(keys.left.is_some());
         }
         Ok(keys)

@@ -158,7 +158,7 @@ pub(crate) struct Work {
     done: Vec<Done>,
     executor: Executor,
     out: Output,
-    /// Who waits for it.
+    /// The thread that waits for it.
     owner: Option<Thread>,
     /// Why the shard cannot apply it.
     failed: Option<String>,

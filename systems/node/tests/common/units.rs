@@ -191,3 +191,11 @@ pub fn run(
     machine.flush(Position(to as u64))?;
     Ok(replies)
 }
+
+/// Fails unless the unit answered as it does where units are applied one after another; `run` names the run.
+#[track_caller]
+pub fn assert_reply(script: &Script, at: usize, reply: &[u8], run: &str) {
+    let [got, expected] =
+        [reply, script.replies[at].as_slice()].map(|bytes| bytes.escape_ascii().to_string());
+    assert_eq!(got, expected, "unit {at} of {run}");
+}

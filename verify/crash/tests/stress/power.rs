@@ -444,7 +444,7 @@ fn known_bugs_are_caught_by_random_histories() {
         let seeds = if crate::deep() { 400 } else { 60 };
         let caught = (0..seeds).find_map(|seed| {
             let run = || History::run(seed, 160, &limits(seed, 14, 6));
-            // Some bugs break what the store asserts before anybody reads what is wrong.
+            // Some bugs break what the store asserts before the history reads what is wrong.
             let ran = with_known_bug(bug, || std::panic::catch_unwind(run));
             match ran {
                 Ok((_, _, wrong)) => Some((seed, wrong.into_iter().next()?)),
