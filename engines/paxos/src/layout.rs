@@ -9,7 +9,7 @@
 //!       72  retired word                                    written by the owner, never by a peer
 //!     4096  slots; position p stands in slot p mod slots
 //! status words   read by every member
-//!        0  term u32, beats u32: a leader's sign of life; 0 where there is no leader
+//!        0  term u32, beats u32: a leader's sign of life; elsewhere 0, and the beats it saw last
 //!        8  snapshot: the position up to which slots may be overwritten
 //! vote word      no remote rights
 //!        term u32, candidate + 1 u16 (0: none), check u16
@@ -251,7 +251,7 @@ pub fn vote(word: u64) -> Option<(Term, Option<NodeId>)> {
 pub struct Status {
     /// The term it leads; 0 when it does not.
     pub term: Term,
-    /// Grows while it leads and runs.
+    /// Grows while it leads and runs; elsewhere those that it saw of the leader it follows.
     pub beats: u32,
     /// Slots up to here may be overwritten: a snapshot covers them.
     pub snapshot: Position,

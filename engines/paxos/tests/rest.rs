@@ -1,11 +1,12 @@
-//! A server that is alone in its cluster: it leads for as long as it runs, and rests when it may.
+//! A server that is alone in its cluster leads for as long as it runs, and rests when it may; one with a
+//! follower rests when that one knows everything, and knows that it does.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 
 use std::collections::VecDeque;
 
 use beeline_paxos::{
-    AccessKey, ClusterId, Command, Configuration, Event, HeapMemory, Layout, NodeId, Options,
-    Position, Replica, RoleName, Start,
+    AccessKey, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Layout,
+    Message, NodeId, Options, Position, Replica, RoleName, Start, Status, Term,
 };
 
 /// A replica whose commands are carried out at once.
@@ -94,4 +95,115 @@ fn a_server_alone_leads_on_and_rests_until_it_is_asked() {
     alone.pass(10);
     alone.replica.propose(b"unsaid").unwrap();
     assert!(!alone.replica.rest(|_| false));
+}
+
+const PEER: NodeId = NodeId(2);
+
+/// The leader of two, and what the other one shows; whatever is asked of that one is done at once.
+struct Led {
+    replica: Replica<HeapMemory>,
+    now_ns: u64,
+    /// The status words of the other one.
+    shows: Status,
+    told_awake: u32,
+}
+
+impl Led {
+    fn new() -> Self {
+        let layout = Layout::new(64, 256).unwrap();
+        let mut memory = HeapMemory::new(layout.region_bytes());
+        layout.format(ClusterId(7), &mut memory);
+        let start = Start {
+            id: NodeId(1),
+            cluster: ClusterId(7),
+            layout,
+            vote_word: 0,
+            snapshot: Position::NONE,
+            chosen: Position::NONE,
+            configuration: Configuration::initial(&[NodeId(1), PEER]),
+            seed: 3,
+        };
+        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        let mut led = Self { replica, now_ns: 1, shows: Status::default(), told_awake: 0 };
+        led.pass(2_000);
+        assert_eq!(led.replica.role(), RoleName::Leader);
+        led
+    }
+
+    fn step(&mut self, event: Event<'static>) {
+        let (mut events, mut commands) = (VecDeque::from([event]), Vec::new());
+        while let Some(event) = events.pop_front() {
+            self.replica.step(event, &mut commands);
+            for command in commands.drain(..) {
+                events.extend(self.done(command));
+            }
+        }
+    }
+
+    fn done(&mut self, command: Command) -> Option<Event<'static>> {
+        let event = match command {
+            Command::Fence => Event::Fenced { key: AccessKey(9) },
+            Command::PersistVote { .. } => Event::VotePersisted,
+            Command::PersistLog { term, last, .. } => Event::LogPersisted { term, last },
+            Command::WriteFlush { peer, key, last, .. } => Event::Flushed { peer, key, last },
+            Command::Confirm { peer, key, round } => Event::Confirmed { peer, key, round },
+            Command::ReadStatus { peer } => Event::StatusRead { peer, status: Some(self.shows) },
+            Command::Send { message, .. } => {
+                self.told_awake += u32::from(matches!(message, Message::Awake { .. }));
+                Event::Message { from: PEER, message: answer(message)? }
+            }
+            _ => return None,
+        };
+        Some(event)
+    }
+
+    fn pass(&mut self, span_ms: u64) {
+        for _ in 0..span_ms {
+            self.now_ns += 1_000_000;
+            self.step(Event::Tick { now_ns: self.now_ns });
+        }
+    }
+
+    /// Whether it rests within some heartbeats.
+    fn rests(&mut self) -> bool {
+        (0..20).any(|_| {
+            self.pass(5);
+            self.replica.rest(|_| false)
+        })
+    }
+
+    /// As the other one reads them.
+    fn beats(&self) -> u32 {
+        self.replica.memory().status.beats
+    }
+}
+
+fn answer(message: Message) -> Option<Message> {
+    let none = Position::NONE;
+    let grant = Grant { key: AccessKey(5), committed: none, highest: none, snapshot: none };
+    match message {
+        Message::WouldYouVote { term, .. } => Some(Message::WouldVote { term }),
+        Message::RequestVote { term, .. } => Some(Message::Vote { term, grant }),
+        _ => None,
+    }
+}
+
+/// A follower that was not told, or reads late what the leader was before, would rest on without what was
+/// committed meanwhile.
+#[test]
+fn a_leader_rests_again_once_its_follower_saw_it_awake() {
+    let mut led = Led::new();
+    assert!(led.rests());
+    let rested_at = led.beats();
+    led.shows = Status { term: Term(0), beats: rested_at, rests: true, ..Status::default() };
+    led.replica.propose(b"woken").unwrap();
+    led.step(Event::Proposed);
+    let told = led.told_awake;
+    assert!(!led.rests(), "its follower rests on what it saw before");
+    assert!(led.told_awake > told + 3, "told {} times", led.told_awake - told);
+    // It woke, and shows what it saw before.
+    led.shows.rests = false;
+    assert!(!led.rests(), "what its follower asked for before may still arrive");
+    led.shows.beats = led.beats();
+    assert!(led.rests());
 }

@@ -90,7 +90,8 @@ fn clusters_of_3_and_5_servers_that_rest_keep_every_invariant_and_find_new_leade
         total.answered += report.answered;
     }
     println!("{total:?}");
-    assert!(total.rests > 100 && total.silences > 20, "{total:?}");
+    let is_replay = std::env::var_os("BEELINE_SEED").is_some();
+    assert!(is_replay || total.rests > 100 && total.silences > 20, "{total:?}");
 }
 
 #[test]

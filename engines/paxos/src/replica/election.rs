@@ -83,6 +83,11 @@ impl Follower {
         self.elected_leader().is_some() && self.watched.is_some_and(|watched| watched.short)
     }
 
+    /// The beats that it saw of the one it follows; 0 where it saw none.
+    pub(super) fn beats(&self) -> u32 {
+        self.watched.and_then(|watched| watched.beats).unwrap_or_default()
+    }
+
     pub(super) fn rests(&self) -> bool {
         self.watched.is_some_and(|watched| watched.rests)
     }
@@ -272,6 +277,7 @@ impl<M: LogMemory> Replica<M> {
                     watched.progress_ns = now_ns;
                     self.failed_campaigns = 0;
                 }
+                let is_news = before != Some(status.beats);
                 if status.rests && watched.elected && !watched.suspected && !watched.rests {
                     watched.rests = true;
                     // The leader rests once the commit word here says all of it.
@@ -279,7 +285,10 @@ impl<M: LogMemory> Replica<M> {
                     self.republish();
                     return;
                 }
-                false
+                if is_news {
+                    self.republish();
+                }
+                return;
             }
             // A leader that no longer leads; a candidate gets some time to win.
             Some(_) => watched.elected,

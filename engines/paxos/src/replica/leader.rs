@@ -53,6 +53,8 @@ pub(super) struct Peer {
     pub(super) short: bool,
     /// Its status was read since it is reached.
     heard: bool,
+    /// Of this leader's beats it saw these last.
+    saw: u32,
     /// The last confirmation asked for, and the last that came.
     pub(super) asked_round: u64,
     pub(super) round: u64,
@@ -76,6 +78,7 @@ impl Peer {
             disconnecting: false,
             short: false,
             heard: false,
+            saw: 0,
             asked_round: 0,
             round: 0,
         }
@@ -92,16 +95,18 @@ impl Peer {
         self.in_flight.clear();
         self.snapshot_sent_ns = None;
         self.disconnecting = false;
-        self.heard = false;
+        (self.heard, self.saw) = (false, 0);
         self.asked_round = self.round;
     }
 
     /// It has everything up to `last`, and its commit word says so: a confirmation that was posted
-    /// behind the write of that word came back.
-    pub(super) fn is_quiet(&self, last: Position) -> bool {
+    /// behind the write of that word came back. It saw the leader's beats since that woke: one that rests
+    /// on words from before, because it was not told or read them late, is told until it looks.
+    pub(super) fn is_quiet(&self, last: Position, woke: u32) -> bool {
         self.confirmed == last
             && self.told == last
             && self.round > self.told_round
+            && self.saw.wrapping_sub(woke).cast_signed() >= 0
             && self.in_flight.is_empty()
             && self.snapshot_sent_ns.is_none()
             && self.heard
@@ -141,6 +146,8 @@ struct Learner {
 pub(super) struct Leader {
     pub(super) term: Term,
     pub(super) beats: u32,
+    /// Its beats when it woke last.
+    pub(super) woke: u32,
     /// Proposed up to here.
     pub(super) last: Position,
     /// An earlier leader wrote into this server's ring up to here: what stood one round of the
@@ -181,6 +188,7 @@ impl Leader {
         Self {
             term,
             beats: 0,
+            woke: 0,
             last: committed,
             written,
             persisted,
@@ -543,9 +551,9 @@ impl<M: LogMemory> Replica<M> {
             let peer = leader.peers.iter_mut().find(|known| known.id == peer);
             if let (Some(peer), Some(status)) = (peer, status) {
                 peer.snapshot = peer.snapshot.max(status.snapshot);
-                (peer.short, peer.heard) = (status.short, true);
+                (peer.short, peer.heard, peer.saw) = (status.short, true, status.beats);
                 if status.rests && awake {
-                    // It was told, and the message was lost; or it is about to see for itself.
+                    // It was told, and the message was lost; or it read what the leader was before.
                     commands.push(Command::Send { to: peer.id, message: Message::Awake { term } });
                 }
             }

@@ -531,6 +531,7 @@ impl<M: LogMemory> Replica<M> {
     fn republish(&mut self) {
         match &self.role {
             Role::Leader(leader) => self.publish(leader.term, leader.beats),
+            Role::Follower(follower) => self.publish(Term(0), follower.beats()),
             _ => self.publish(Term(0), 0),
         }
     }

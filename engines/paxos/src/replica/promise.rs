@@ -96,6 +96,8 @@ impl<M: LogMemory> Replica<M> {
             self.role = Role::Follower(Follower::of_leader(to, self.now_ns));
             Message::Following { term, grant }
         };
+        // The beats that it saw of another leader are none of this one's.
+        self.republish();
         commands.push(Command::Send { to, message });
     }
 

@@ -4,6 +4,8 @@
 //! says so in its status words ([`crate::Status`]). A follower that reads them has applied what its commit
 //! word says, and looks at its leader no more. Neither needs a tick until an event wakes it; then the leader
 //! tells its members ([`Message::Awake`]), and again to each whose own status words say that it rests.
+//! It rests again once each shows that it saw the leader awake: whatever arrives late after that is of this
+//! rest, and not of one before.
 //!
 //! What beats are for is the caller's business meanwhile: it watches over what runs the leader, once for all
 //! the clusters that it has there, and says [`crate::Event::Silent`] when that shows no sign of life. Safety
@@ -24,7 +26,7 @@ impl Leader {
         let all = self.last == committed && self.persisted == self.last;
         let peers = self.peers.iter().all(|peer| match peer.key {
             None => is_away(peer.id),
-            Some(_) => peer.is_quiet(self.last),
+            Some(_) => peer.is_quiet(self.last, self.woke),
         });
         all && peers && self.takes_proposals() && !self.learns() && self.rounds.are_quiet()
     }
@@ -66,6 +68,7 @@ impl<M: LogMemory> Replica<M> {
             Role::Leader(leader) => {
                 leader.rests = false;
                 leader.beats = leader.beats.wrapping_add(1);
+                leader.woke = leader.beats;
                 let message = Message::Awake { term: leader.term };
                 let reached = leader.peers.iter().filter(|peer| peer.key.is_some());
                 commands.extend(reached.map(|peer| Command::Send { to: peer.id, message }));
