@@ -4,7 +4,8 @@
 
 use beeline_paxos::{
     AccessKey, Change, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Kind, Layout,
-    Message, NodeId, Options, Position, Replica, RoleName, Start, Term, layout::vote_word,
+    Message, NodeId, Options, Position, Replica, RoleName, Start, Term,
+    layout::{Status, vote_word},
 };
 
 const CLUSTER: ClusterId = ClusterId(7);
@@ -26,6 +27,16 @@ struct Server {
 
 impl Server {
     fn open(memory: HeapMemory, members: &[NodeId], chosen: u64, term: Term) -> Self {
+        Self::open_reached(memory, members, (chosen, chosen), term)
+    }
+
+    /// Of a machine that has a part of what lies behind `chosen`, up to `reached`.
+    fn open_reached(
+        memory: HeapMemory,
+        members: &[NodeId],
+        (chosen, reached): (u64, u64),
+        term: Term,
+    ) -> Self {
         let start = Start {
             id: OWN,
             cluster: CLUSTER,
@@ -33,6 +44,7 @@ impl Server {
             vote_word: vote_word(term, Some(OWN)),
             snapshot: Position::NONE,
             chosen: Position(chosen),
+            reached: Position(reached),
             configuration: Configuration::initial(members),
             seed: 3,
         };
@@ -219,6 +231,108 @@ fn a_leader_that_finds_entries_lost_at_a_voter_takes_over_none_of_them() {
     server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
     assert_eq!(server.replica.role(), RoleName::Follower);
     assert_eq!((server.replica.committed(), server.copies()), (none, Vec::new()));
+}
+
+/// Of what the member `OWN` of three was asked for, whether it wants to lead.
+fn campaigns(server: &mut Server) -> bool {
+    (0..1000).for_each(|_| server.tick());
+    let asks = |command: &Command| {
+        matches!(command, Command::Send { message: Message::WouldYouVote { .. }, .. })
+    };
+    server.kept.iter().any(asks)
+}
+
+#[test]
+fn who_has_a_part_of_what_its_log_lacks_lets_others_lead_until_it_has_all() {
+    let members = [OWN, OTHER, NodeId(3)];
+    // Its machine has 4 entries and a part of 5 to 9; the log has some of those.
+    for lost in [5, 9] {
+        let memory = log_without(9, lost);
+        let mut server = Server::open_reached(memory, &members, (4, 9), Term(2));
+        assert!(!campaigns(&mut server), "it lacks {lost}");
+        let (term, committed) = (Term(3), Position::NONE);
+        let message = Message::RequestVote { term, committed, transfer: false };
+        server.step(Event::Message { from: OTHER, message });
+        let voted = server.kept.iter().any(|command| {
+            matches!(command, Command::Send { to: OTHER, message: Message::Vote { .. } })
+        });
+        assert!(voted, "others need its vote");
+        // And not when it is told to.
+        let message = Message::TakeOver { term };
+        server.step(Event::Message { from: OTHER, message });
+        assert_eq!(server.replica.role(), RoleName::Follower);
+    }
+    let mut server = Server::open_reached(log_without(9, 10), &members, (4, 9), Term(2));
+    assert!(campaigns(&mut server), "it has all of it in its log");
+}
+
+#[test]
+fn a_leader_that_has_a_part_of_what_a_voter_lost_does_not_take_it_for_lost() {
+    let mut lost = Server::open(log_without(9, 5), &[OWN], 9, Term(2));
+    lost.lead();
+    let members = [OWN, OTHER, NodeId(3)];
+    let mut server = Server::open_reached(log_without(9, 10), &members, (4, 9), Term(2));
+    server.campaign();
+    let (none, highest) = (Position::NONE, Position(9));
+    let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
+    let term = server.replica.term();
+    server.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
+    assert_eq!(server.replica.role(), RoleName::Recovering);
+    let mut bytes = vec![0; 9 * layout().slot_bytes() as usize];
+    {
+        use beeline_paxos::LogMemory as _;
+        lost.replica.memory().load(layout().slot_offset(Position(1)), &mut bytes);
+    }
+    let (peer, first) = (OTHER, Position(1));
+    server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
+    assert_eq!(server.replica.role(), RoleName::Follower);
+    assert_eq!((server.replica.committed(), server.copies()), (none, Vec::new()));
+}
+
+/// It finds the other member in its log, and only then that entries behind are lost.
+#[test]
+fn who_took_itself_for_alone_gives_up_where_it_has_a_part_of_what_is_lost() {
+    let mut server = Server::open(formatted(), &[OWN], 0, Term(1));
+    server.lead();
+    for at in 1..=3 {
+        server.propose(&format!("entry {at}"));
+    }
+    server.join_other();
+    server.step(Event::Flushed { peer: OTHER, key: GRANTED, last: Position(3) });
+    let (term, snapshot) = (Term(0), Position::NONE);
+    let status = Some(Status { term, beats: 0, snapshot, short: false, rests: false });
+    (0..10).for_each(|_| server.tick());
+    server.step(Event::StatusRead { peer: OTHER, status });
+    server.tick();
+    let joined = server.replica.last();
+    assert_eq!(joined, Position(4), "{:?}", server.kept);
+    server.step(Event::Flushed { peer: OTHER, key: GRANTED, last: joined });
+    for at in 5..=9 {
+        server.propose(&format!("entry {at}"));
+    }
+    let mut memory = server.replica.memory().clone();
+    {
+        use beeline_paxos::LogMemory as _;
+        memory.store(layout().commit_offset(), &[0; 8]);
+        for at in 7..=9 {
+            memory.store(layout().slot_offset(Position(at)), &[0; 32]);
+        }
+    }
+    let mut again = Server::open_reached(memory, &[OWN], (6, 9), Term(2));
+    for _ in 0..1000 {
+        if again.replica.configuration().members() != [OWN, OTHER] {
+            again.tick();
+        }
+    }
+    assert_eq!(again.replica.committed(), joined);
+    let none = Position::NONE;
+    let grant = Grant { key: GRANTED, committed: none, highest: none, snapshot: none };
+    let term = again.replica.term();
+    again.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
+    assert_eq!(again.replica.role(), RoleName::Follower, "{:?}", again.kept);
+    again.kept.clear();
+    assert!(!campaigns(&mut again));
+    assert!(again.replica.committed() <= Position(6));
 }
 
 #[test]

@@ -34,6 +34,7 @@ impl Server {
             vote_word: 0,
             snapshot: Position::NONE,
             chosen: Position::NONE,
+            reached: Position::NONE,
             configuration: Configuration::initial(&[OWN, VOTER, SILENT]),
             seed: 3,
         };

@@ -29,6 +29,7 @@ impl Alone {
             vote_word: 0,
             snapshot: Position::NONE,
             chosen: Position::NONE,
+            reached: Position::NONE,
             configuration: Configuration::initial(&[NodeId(1)]),
             seed: 3,
         };
@@ -120,6 +121,7 @@ impl Led {
             vote_word: 0,
             snapshot: Position::NONE,
             chosen: Position::NONE,
+            reached: Position::NONE,
             configuration: Configuration::initial(&[NodeId(1), PEER]),
             seed: 3,
         };

@@ -19,6 +19,7 @@ fn a_term_out_of_all_reach_is_believed_by_nobody_and_leaves_terms_to_ask_for() {
         vote_word: 0,
         snapshot: Position::NONE,
         chosen: Position::NONE,
+        reached: Position::NONE,
         configuration: Configuration::initial(&members),
         seed: 3,
     };

@@ -72,11 +72,12 @@ pub trait StateMachine: Send {
         false
     }
 
-    /// Whether there is room for what `command`, which is committed, may store. While there is none
-    /// this member applies nothing from it on, takes part in everything else, and asks again with
-    /// every turn: a member that stopped would come back with as little room. Quick: it may do a step of
+    /// Whether there is room for what `command`, which is committed, may store: the one of this index in the entry
+    /// at `position`, of which all are asked about, in order, before one is applied. While there is none
+    /// this member applies nothing from that entry on, takes part in everything else, and asks again, from index 0,
+    /// with every turn: a member that stopped would come back with as little room. Quick: it may do a step of
     /// what makes room.
-    fn has_room_for(&mut self, _command: &[u8]) -> bool {
+    fn has_room_for(&mut self, _position: Position, _index: usize, _command: &[u8]) -> bool {
         true
     }
 

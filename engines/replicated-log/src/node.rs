@@ -364,7 +364,7 @@ impl<S: StateMachine> Node<S> {
         } else {
             head
         };
-        let machine_reached = machine.reached().max(machine_has);
+        let machine_reached = machine.reached();
         let snapshot = head.position;
         if snapshot > machine_has && !head.has_state {
             return Err(NodeError::Machine(std::io::Error::other(format!(
@@ -380,8 +380,8 @@ impl<S: StateMachine> Node<S> {
             layout: home.layout(),
             vote_word: 0,
             snapshot,
-            // A command that took effect in part was chosen, too.
-            chosen: machine_reached,
+            chosen: machine_has,
+            reached: machine_reached,
             configuration: head.configuration,
             seed: home.instance() ^ home.incarnation(),
         };

@@ -216,9 +216,11 @@ pub trait Replicated: Send {
         false
     }
 
-    /// Whether there is room for what the unit may store. While there is none the member applies
-    /// nothing from it on, asks again and again, and does not stop.
-    fn has_room_for(&mut self, _unit: &Unit<'_>) -> bool {
+    /// Whether there is room for what the unit, one beyond its lane's latest turn, may store; `index` of the service's
+    /// units of that kind stand before it in the entry at `position`. While there is none the member applies
+    /// nothing from that entry on, asks again and again, and does not stop. What took effect before the member's last
+    /// end needs no room: the member would wait for ever for room that what follows may make.
+    fn has_room_for(&mut self, _position: Position, _index: u32, _unit: &Unit<'_>) -> bool {
         true
     }
 
@@ -266,6 +268,8 @@ pub struct Machine {
     pending: Vec<Pending>,
     /// Replies to what was put off and settled already, for [`StateMachine::settle`].
     settled: Vec<Vec<u8>>,
+    /// Units of one entry that services were asked about whether there is room for them.
+    asked: Vec<(LaneName, Turn)>,
     failure: Option<String>,
 }
 
@@ -292,6 +296,7 @@ impl Machine {
             windows: Windows::default(),
             pending: Vec::new(),
             settled: Vec::new(),
+            asked: Vec::new(),
             failure: None,
         };
         machine.choose_incarnation()?;
@@ -608,13 +613,25 @@ impl StateMachine for Machine {
     }
 
     /// What is no unit of a service here, or took effect before, needs none: applying it tells.
-    fn has_room_for(&mut self, command: &[u8]) -> bool {
+    fn has_room_for(&mut self, position: Position, index: usize, command: &[u8]) -> bool {
+        if index == 0 {
+            self.asked.clear();
+        }
         let Ok(unit) = Unit::decode(command) else { return true };
-        let tag = unit.lane.service;
-        let Some(service) = self.services.iter_mut().find(|service| service.tag() == tag) else {
+        let lane = unit.lane;
+        let mut services = self.services.iter_mut();
+        let Some(service) = services.find(|service| service.tag() == lane.service) else {
             return true;
         };
-        service.has_room_for(&unit)
+        let asked = self.asked.iter().filter(|asked| asked.0 == lane).map(|asked| asked.1).max();
+        // What goes wrong here is told when the unit is applied.
+        let before = service.last_turn(lane).ok().max(asked);
+        if before.is_some_and(|before| unit.turn <= before) {
+            return true;
+        }
+        let before = self.asked.iter().filter(|asked| asked.0.service == lane.service).count();
+        self.asked.push((lane, unit.turn));
+        service.has_room_for(position, before as u32, &unit)
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {

@@ -176,7 +176,7 @@ impl Shared {
              log_snapshots_installed:{}\r\nlog_units:{}\r\nlog_requests:{}\r\n\
              log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_forwards_served:{}\r\n\
              log_timed_out:{}\r\nlog_divergences:{}\r\nlog_waves:{}\r\nlog_parts:{}\r\n\
-             log_parts_handed_over:{}\r\nlog_members:{}\r\n",
+             log_parts_handed_over:{}\r\nlog_left_at_start:{}\r\nlog_members:{}\r\n",
             if state.leads() { connected } else { 0 },
             replication.options.cluster,
             replication.options.node,
@@ -200,6 +200,7 @@ impl Shared {
             met.waves,
             met.parts,
             met.handed_over,
+            replication.left_at_start.load(Ordering::Relaxed),
             state.members.len(),
         );
         for (index, member) in state.members.iter().enumerate() {

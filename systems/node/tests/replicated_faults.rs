@@ -281,3 +281,61 @@ fn a_member_without_clients_is_not_short_of_room_for_good_after_the_last_deletio
         }
     }));
 }
+
+/// A member ends by a signal when its pool has just become full, before it recorded its position. What comes again is
+/// there, and needs no room; held, it would keep the member from every read until somebody made some.
+#[test]
+fn what_a_full_member_had_applied_is_not_held_for_want_of_room() {
+    let cluster = Arc::new(Cluster::default());
+    cluster.lead(Some(1));
+    let leader = Member::start(&cluster, 1, config(2));
+    let mut writer = leader.client();
+    let value = "v".repeat(48 << 10);
+    for key in 0..1000 {
+        ask(&mut writer, &format!("SET key{key} {value}"), "+OK\r\n");
+    }
+    let entries = cluster.state.lock().unwrap().entries.clone();
+    drop(leader);
+    let directory = tempfile::tempdir().unwrap();
+    let tight = || {
+        let roomy = on_disk(directory.path());
+        let pool = PoolOptions { capacity_bytes: 64 << 20, ..roomy.pool.clone() };
+        NodeConfig { pool, ..roomy }
+    };
+    let has_room = |machine: &mut Machine, position: usize| {
+        machine.has_room_for(Position(position as u64), 0, &entries[position - 1])
+    };
+    let (mut recorded, mut full) = (0, 0);
+    drop(Member::start_with(&Arc::default(), 2, tight(), |machine| {
+        full = (1..=entries.len())
+            .find(|&position| {
+                if !has_room(machine, position) {
+                    return true;
+                }
+                machine.apply(Position(position as u64), &entries[position - 1], &mut Vec::new());
+                if position % 20 == 0 {
+                    recorded = position;
+                    machine.flush(Position(position as u64)).unwrap();
+                }
+                false
+            })
+            .unwrap();
+    }));
+    assert!(recorded > 0 && recorded + 1 < full, "{recorded} of {full}");
+    let member = Member::start_with(&Arc::default(), 2, tight(), |machine| {
+        assert_eq!(machine.applied(), Position(recorded as u64));
+        assert_eq!(machine.reached(), Position(full as u64 - 1));
+        for position in recorded + 1..full {
+            assert!(has_room(machine, position), "{position} of {recorded} to {full} is held");
+            let mut reply = Vec::new();
+            machine.apply(Position(position as u64), &entries[position - 1], &mut reply);
+            assert_eq!(reply, unit::REPEATED);
+        }
+        machine.flush(Position(full as u64 - 1)).unwrap();
+        assert!(!has_room(machine, full), "it is as full as it was");
+    });
+    let mut client = member.client();
+    ask(&mut client, "READONLY", "+OK\r\n");
+    assert_eq!(client.ask("STRLEN key0"), ":49152");
+    assert_eq!(client.ask(&format!("STRLEN key{}", full - 2)), ":49152");
+}

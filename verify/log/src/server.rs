@@ -114,6 +114,7 @@ impl Server {
             vote_word: self.vote_word,
             snapshot: self.snapshot.position,
             chosen: Position::NONE,
+            reached: Position::NONE,
             configuration: self.snapshot.configuration.clone(),
             seed,
         };

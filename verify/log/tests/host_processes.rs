@@ -14,6 +14,8 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 
 /// Nothing takes longer; many clusters take a while to begin.
 const LIMIT: Duration = Duration::from_secs(60);
+/// An item that the leader of every cluster appends.
+const MARK: u32 = 4711;
 
 struct Process {
     child: Child,
@@ -147,6 +149,32 @@ impl Hosts {
         });
     }
 
+    /// Has the leader of every cluster append an item, and waits until a host has it in all; how long that took.
+    fn all_held(&self, hosts: &[usize], host: usize, item: u32) -> Duration {
+        let start = Instant::now();
+        let count = |host: &usize, what: &str| self.process(*host).numbers(what)[0];
+        let (all, mut led, mut held, mut looks) = (self.clusters as u64, 0, 0, 0);
+        while held < all {
+            assert!(start.elapsed() < LIMIT, "{led} appended, host {host} has {held}");
+            // A leader of the moment before may have been counted, and its successor not.
+            if led < all || looks % 20 == 0 {
+                led = hosts.iter().map(|host| count(host, &format!("lead {item}"))).sum();
+            }
+            held = count(&host, &format!("hold {item}"));
+            looks += 1;
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        start.elapsed()
+    }
+
+    /// Open descriptors of each process.
+    fn descriptors(&self) -> Vec<usize> {
+        let open = |process: &Process| {
+            std::fs::read_dir(format!("/proc/{}/fd", process.child.id())).unwrap().count()
+        };
+        self.processes.iter().flatten().map(open).collect()
+    }
+
     /// A host has this item, once or, where an answer was lost, twice.
     fn has(&self, host: usize, cluster: usize, item: u32) -> bool {
         let answer = self.process(host).ask(&format!("list {cluster}"));
@@ -205,7 +233,7 @@ fn clusters_on_three_processes_rest_and_survive_hosts_that_stop_and_die() {
     // The hosts started one after the other, and none leads all that it found without a leader.
     hosts.rest();
     let led = all.map(|host| hosts.leads(host));
-    println!("{clusters} clusters at rest, led by {led:?}");
+    println!("{clusters} clusters at rest, led by {led:?}; descriptors: {:?}", hosts.descriptors());
     assert!(led.iter().all(|led| *led >= clusters as u64 / 5), "{led:?}");
     for spent in hosts.idle() {
         let [_, _, wakeups, turns, _, ran_ns, waits, _] = spent[..] else { panic!("{spent:?}") };
@@ -234,8 +262,12 @@ fn clusters_on_three_processes_rest_and_survive_hosts_that_stop_and_die() {
     hosts.append(&others, some, 2);
     hosts.process(stopped).signal(Signal::CONT);
     eventually("it is back", || hosts.has(stopped, some, 2).then_some(()));
+    let took = hosts.all_held(&all, stopped, MARK);
+    println!("it went on: {took:.1?} until it was up to date in all {clusters} clusters");
     // One is killed while all rest.
+    let start = Instant::now();
     hosts.rest();
+    println!("{:.1?} until all rest; descriptors: {:?}", start.elapsed(), hosts.descriptors());
     let killed = all.into_iter().max_by_key(|host| hosts.leads(*host)).unwrap();
     let led = hosts.leads(killed);
     let others: Vec<_> = all.into_iter().filter(|host| *host != killed).collect();
@@ -247,7 +279,10 @@ fn clusters_on_three_processes_rest_and_survive_hosts_that_stop_and_die() {
     hosts.append(&others, some, 3);
     hosts.start(killed);
     eventually("it is back", || hosts.has(killed, some, 3).then_some(()));
+    let took = hosts.all_held(&all, killed, MARK + 1);
+    println!("it was started again: {took:.1?} until it was up to date in all {clusters} clusters");
     hosts.rest();
+    println!("descriptors: {:?}", hosts.descriptors());
 }
 
 /// What its members lack comes from the limit alone: none of them ends for it, and none stays behind once it is

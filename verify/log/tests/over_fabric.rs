@@ -89,6 +89,7 @@ impl Cluster {
                 vote_word: 0,
                 snapshot: Position::NONE,
                 chosen: Position::NONE,
+                reached: Position::NONE,
                 configuration: Configuration::initial(&all),
                 seed: node as u64,
             };

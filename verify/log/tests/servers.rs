@@ -373,6 +373,47 @@ fn a_member_alone_goes_on_behind_what_it_has_a_part_of_and_no_log_has() {
     }
 }
 
+/// It would take what it has a part of for lost, and end; beside others it waits until they have given it all.
+#[test]
+fn a_member_with_a_part_of_what_its_log_lacks_leads_once_it_has_caught_up() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    for item in 1..=5 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let has = eventually("a member tells of the appends", || {
+        let applied = cluster.handle(0).status().applied;
+        (applied >= Position(5)).then_some(applied)
+    });
+    let reached = has.plus(20);
+    (0..3).for_each(|node| cluster.stop(node));
+    let mut machine = Held { durable: true, has, reached, ..Held::default() };
+    for item in 1..=5 {
+        machine.lists.apply(has, &append(1, item), &mut Vec::new());
+    }
+    cluster.machine = Some(machine);
+    (0..3).for_each(|node| cluster.start(node));
+    assert_ne!(cluster.leader(), 0);
+    // It is asked to, and does not.
+    let asked = cluster.handle(cluster.leader()).transfer_wait(id(0), Duration::from_millis(500));
+    assert!(asked.is_err(), "{asked:?}");
+    let mut items = 5;
+    while cluster.handle(0).status().applied <= reached {
+        items += 1;
+        cluster.append(NO_SESSION, 0, &append(1, items));
+        assert!(items < 100, "it does not follow");
+    }
+    let wanted: Vec<u32> = (1..=items).collect();
+    eventually("it has all of it", || (cluster.list(0, 1) == wanted).then_some(()));
+    eventually("it leads", || {
+        let leader = cluster.leader();
+        if leader != 0 {
+            let _ = cluster.handle(leader).transfer_wait(id(0), LIMIT);
+        }
+        (cluster.leader() == 0).then_some(())
+    });
+    cluster.append(NO_SESSION, 0, &append(1, items + 1));
+}
+
 /// Appends an item by whichever of these members leads.
 fn written_by(members: &[Handle], key: u8, item: u32) -> Option<()> {
     members.iter().find_map(|member| match member.call(NO_SESSION, 0, append(key, item), LIMIT) {

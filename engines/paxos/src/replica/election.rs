@@ -317,6 +317,14 @@ impl<M: LogMemory> Replica<M> {
         if !self.configuration.contains(self.id) {
             return;
         }
+        if self.lacks_what_was_begun() {
+            // Another member is to lead first.
+            let pause_ns = ns(self.options.patience);
+            if let Role::Follower(follower) = &mut self.role {
+                follower.campaign_ns = self.now_ns.saturating_add(pause_ns);
+            }
+            return;
+        }
         let term = self.term.max(self.seen_term).next();
         let until_ns = self.now_ns.saturating_add(ns(self.options.campaign));
         let message = Message::WouldYouVote { term, committed: self.committed };
@@ -387,7 +395,7 @@ impl<M: LogMemory> Replica<M> {
 
     pub(super) fn on_take_over(&mut self, from: NodeId, term: Term, commands: &mut Vec<Command>) {
         let holds = self.holder.is_some_and(|holder| holder.to == from && holder.term == term);
-        if holds && self.configuration.contains(self.id) {
+        if holds && self.configuration.contains(self.id) && !self.lacks_what_was_begun() {
             self.stand(self.term.max(self.seen_term).next(), true, commands);
         }
     }

@@ -326,7 +326,7 @@ impl<M: LogMemory> Replica<M> {
         });
         // What was chosen before needs no majority once more: where the commit words of all were lost,
         // there may be none until those that lag have a snapshot, which is taken of what is committed.
-        let (to, persisted) = (reached.max(self.chosen).min(leader.last), leader.persisted);
+        let (to, persisted) = (reached.max(self.reached).min(leader.last), leader.persisted);
         let own_word = to.max(self.committed).min(persisted);
         let moved = to > self.committed;
         if moved {

@@ -16,8 +16,9 @@
 //! 2. A slot at or below a server's commit word holds the value chosen for its position.
 //! 3. A leader proposes at a position only what the promises of a majority let it propose there.
 //! 4. A slot is overwritten by another position's entry only under a snapshot that covers it.
-//! 5. Nothing new is proposed at or below [`Start::chosen`], and what stands there in the place of
-//!    a lost entry is copied to no other server.
+//! 5. Nothing new is proposed at or below [`Start::reached`], and what stands there in the place of
+//!    a lost entry is copied to no other server. A server with others begins no election while it has a part
+//!    of an entry that its slots lack.
 
 mod apply;
 mod election;
@@ -56,10 +57,14 @@ pub struct Start {
     /// What the state machine's durable snapshot covers; [`Position::NONE`] without one.
     pub snapshot: Position,
     /// Everything up to here is known to be chosen, by a state machine that is durable by itself and
-    /// applied it, or began to: it may be further on than the commit word, which is not persisted when it is
+    /// applied it: it may be further on than the commit word, which is not persisted when it is
     /// written. [`Position::NONE`] where there is no such machine. `docs/log-protocol.md` argues why a leader
     /// may count these positions without a new majority ("A machine ahead of its log").
     pub chosen: Position,
+    /// Everything up to here is known to be chosen, too: the machine began to apply it, and has a part of what
+    /// lies behind [`Start::chosen`]. Where it ended between two units, the same position; a lower one counts as
+    /// the same. Beside other members the server stands for no election until its own slots hold all of this.
+    pub reached: Position,
     /// The members at the snapshot's position. Empty for a server that waits to join.
     pub configuration: Configuration,
     /// For random delays.
@@ -165,8 +170,10 @@ pub struct Replica<M> {
     /// Slots up to here may never have been in this ring, or hold [`Kind::Lost`]: they are copied
     /// to no other server.
     ring_from: Position,
-    /// What is proposed again up to here was chosen before.
+    /// The state machine here has all of this.
     chosen: Position,
+    /// And a part of this; what is proposed again up to here was chosen before.
+    reached: Position,
     /// As of `committed`.
     configuration: Configuration,
     promising: Option<Promising>,
@@ -210,6 +217,7 @@ impl<M: LogMemory> Replica<M> {
             short: false,
             ring_from: start.snapshot,
             chosen: start.chosen,
+            reached: start.reached.max(start.chosen),
             configuration: start.configuration,
             promising: None,
             holder: None,

@@ -9,7 +9,7 @@
 //! another majority. It is proposed and committed first, under the members before it; then the
 //! votes must be a majority of the new members too, or more are asked for.
 //!
-//! Positions up to `chosen` are known to be chosen by what the state machine here has applied, and
+//! Positions up to `reached` are known to be chosen by what the state machine here has applied or begun to, and
 //! are committed as soon as they are proposed. That rests on recovery finding the chosen value,
 //! and on nothing else: while no member forgot what it confirmed, a vote of every majority has it,
 //! at the highest term. Where a majority forgot (durability `process`, machines started anew, and
@@ -18,6 +18,10 @@
 //! because it has that position already; and *to fill it with a no-op* would let a member that
 //! joins later replay the log without the effects that the machine here has. So the position holds
 //! [`Kind::Lost`], durably, and a server that lacks it gets a snapshot.
+//!
+//! Of positions between `chosen` and `reached` the machine here has a part. A server alone goes on with that part;
+//! one with others gives the leadership up where it finds such a position lost, because another member may have
+//! all of it ([`Replica::lacks_what_was_begun`]).
 
 use super::{Replica, Role};
 use crate::event::Command;
@@ -84,7 +88,7 @@ impl<M: LogMemory> Replica<M> {
                 if !chunk.waiting.is_empty() {
                     return;
                 }
-                self.propose_merged();
+                self.propose_merged(commands);
                 continue;
             }
             let votes = &leader.votes;
@@ -96,7 +100,7 @@ impl<M: LogMemory> Replica<M> {
             let highest = votes.iter().map(|vote| vote.grant.highest).max();
             // Nothing new may stand where the state machine here has applied something already: it
             // would be skipped here, and taken for chosen.
-            let end = highest.unwrap_or_default().max(self.chosen);
+            let end = highest.unwrap_or_default().max(self.reached);
             let first = leader.last.next();
             if first > end {
                 leader.recovery = None;
@@ -185,7 +189,7 @@ impl<M: LogMemory> Replica<M> {
     }
 
     /// Proposes the merged chunk, up to a change of membership.
-    fn propose_merged(&mut self) {
+    fn propose_merged(&mut self, commands: &mut Vec<Command>) {
         let now_ns = self.now_ns;
         let Role::Leader(leader) = &mut self.role else { return };
         let Some(recovery) = &mut leader.recovery else { return };
@@ -195,9 +199,13 @@ impl<M: LogMemory> Replica<M> {
         for found in chunk.best {
             let Some(Found { kind, payload, .. }) = found else {
                 let Role::Leader(leader) = &self.role else { return };
+                if leader.last >= self.chosen && leader.last < self.reached && !self.is_alone() {
+                    self.step_down(commands);
+                    return;
+                }
                 // A majority had it, and it is gone from a majority: memory was lost. The state
                 // machine here has its effects, and another one gets them by a snapshot alone.
-                let lost = leader.last < self.chosen;
+                let lost = leader.last < self.reached;
                 self.append(if lost { Kind::Lost } else { Kind::NoOp }, &[]);
                 continue;
             };
@@ -211,6 +219,24 @@ impl<M: LogMemory> Replica<M> {
                 return;
             }
         }
+    }
+
+    /// Whether this is the only member.
+    pub(super) fn is_alone(&self) -> bool {
+        self.configuration.members() == [self.id]
+    }
+
+    /// Whether the state machine has a part of an entry that is in no own slot. Other members have all of the
+    /// entry: one of them leads, and copies the entry here. A server alone has nobody to get it from.
+    pub(super) fn lacks_what_was_begun(&mut self) -> bool {
+        let mut position = self.chosen.max(self.committed).next();
+        while position <= self.reached && !self.is_alone() {
+            if self.load_entry(position).is_none_or(|entry| entry.kind == Kind::Lost) {
+                return true;
+            }
+            position = position.next();
+        }
+        false
     }
 
     /// The entry of `position` in own memory, copied and checked.

@@ -138,7 +138,9 @@ impl<S: StateMachine> Node<S> {
     fn has_room(&mut self, position: Position, payload: &[u8]) -> bool {
         let machine = &mut self.machine;
         position <= self.machine_has
-            || batch::commands(payload).all(|command| machine.has_room_for(command.bytes))
+            || batch::commands(payload)
+                .enumerate()
+                .all(|(index, command)| machine.has_room_for(position, index, command.bytes))
     }
 
     /// Goes on with what was held, if there is room now. True if something was applied.

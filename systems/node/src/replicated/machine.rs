@@ -123,6 +123,8 @@ impl ReplicatedKeys {
             // Where earlier runs left something, some shards are ahead of others: a reader of several would see
             // a part.
             replication.set_loading(keys.left.is_some());
+            let left = keys.reached().since(keys.applied());
+            replication.left_at_start.store(left, Ordering::Relaxed);
         }
         Ok(keys)
     }
@@ -312,6 +314,19 @@ impl ReplicatedKeys {
         Ok(())
     }
 
+    /// Whether a unit may store something that is not there yet.
+    fn needs_room(&self, place: Place, unit: &Unit<'_>) -> bool {
+        let Some(left) = &self.left else {
+            return unit.piece.is_some() || unit.requests().any(needs_room);
+        };
+        let mut logged = Logged::default();
+        !left.has_all_of(place)
+            && (unit.piece.is_some()
+                || unit.requests().any(|request| {
+                    needs_room(request) && !left.has(place, request, &mut logged)
+                }))
+    }
+
     /// Has the store's threads look for room. The last deletions of many wake no thread, and the
     /// clients of a cluster that is short of room may wait for a member without clients. So the log
     /// asks, less and less often: a store full of what is needed should cost no time.
@@ -477,11 +492,12 @@ impl Replicated for ReplicatedKeys {
     }
 
     /// A unit begins with room for all of it, or is held. Deletions always go on: there is room set
-    /// aside for them.
-    fn has_room_for(&mut self, unit: &Unit<'_>) -> bool {
+    /// aside for them. So does what took effect in an earlier run: held, it would keep shards at different positions,
+    /// and the member from all reads, until somebody made room.
+    fn has_room_for(&mut self, position: Position, index: u32, unit: &Unit<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
-        let needs_room = unit.piece.is_some() || unit.requests().any(needs_room);
-        if !shared.store.is_short() || !needs_room {
+        let place = Place { position: position.0, index };
+        if !shared.store.is_short() || !self.needs_room(place, unit) {
             return true;
         }
         // What goes wrong here is told when the unit is applied.

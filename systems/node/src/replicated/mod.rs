@@ -80,6 +80,8 @@ pub(crate) struct Replication {
     /// While it is closed, shards may be at different positions of the log.
     pub cut: Cut,
     pub meeting: Meeting,
+    /// Entries of which the member had a part when it started, behind the position that it had recorded.
+    pub left_at_start: AtomicU64,
     couriers: Vec<Sender<Errand>>,
 }
 
@@ -131,7 +133,8 @@ impl Replication {
         group.set_loading(true);
         let agreed_ms = Arc::default();
         let (cut, meeting) = (Cut::default(), Meeting::new(lanes));
-        (Self { options, group, agreed_ms, cut, meeting, couriers }, receivers)
+        let left_at_start = AtomicU64::default();
+        (Self { options, group, agreed_ms, cut, meeting, left_at_start, couriers }, receivers)
     }
 
     pub(crate) fn send(&self, lane: usize, errand: Errand) {

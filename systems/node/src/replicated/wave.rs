@@ -50,6 +50,8 @@ const SEGMENTS: u64 = 8;
 
 /// Where a test makes a shard's part of a wave fail, between its effects and its end.
 static WORK: FaultPoint = FaultPoint::new("node.wave.work");
+/// And between its end and its commit.
+static ENDED: FaultPoint = FaultPoint::new("node.wave.ended");
 
 /// Where the log's thread and the shards' threads meet, and what they count there.
 #[derive(Debug)]
@@ -205,6 +207,7 @@ impl Work {
             let (name, value) = &self.mark;
             keyspace.put_system(name, value).map_err(|error| error.to_string())?;
             keyspace.end_batch();
+            ENDED.check().map_err(|fault| fault.to_string())?;
             if replication.options.ordered_commits {
                 keyspace.commit().map_err(|error| error.to_string())?;
             }

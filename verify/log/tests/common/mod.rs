@@ -102,7 +102,7 @@ impl StateMachine for Held {
         self.short.load(Ordering::Relaxed) || self.has_none()
     }
 
-    fn has_room_for(&mut self, _command: &[u8]) -> bool {
+    fn has_room_for(&mut self, _position: Position, _index: usize, _command: &[u8]) -> bool {
         !self.has_none()
     }
 
