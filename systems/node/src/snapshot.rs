@@ -17,6 +17,7 @@ use std::time::Duration;
 use beeline_kv::{Keyspace, KvError, Snapshot, SnapshotReport, Store};
 use beeline_resp::SaveError;
 
+use crate::replicated::Look;
 use crate::shared::{Shared, lock};
 
 /// Name of the snapshot in the data directory.
@@ -191,7 +192,7 @@ impl Snapshots {
     fn run(&self, shared: &Shared) -> Result<(), KvError> {
         let all: Vec<usize> = (0..shared.shards.len()).collect();
         let take_barrier = || {
-            let _inside = shared.enter_cut();
+            let _inside = shared.enter_cut(Look::Save);
             let mut guards = shared.lock_shards(&all);
             let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
             begin(&mut Keyspace::many(shards, 0), shared)

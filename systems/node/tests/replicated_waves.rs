@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use common::replicas::{Member, ask, cluster, with_commits};
+use beeline_node::{Node, NodeConfig};
+use beeline_replicated_log::{Position, StateMachine as _};
+use common::replicas::{Cluster, Member, ask, cluster, on_disk, options, with_commits};
 use common::units::{Chance, assert_reply, run, script};
 use common::{Client, PATIENCE, config};
 
@@ -124,6 +126,45 @@ fn shards_threads_take_part_and_no_read_over_several_shards_sees_them_apart() {
         let (waves, parts) = (figure(&mut client, "log_waves"), figure(&mut client, "log_parts"));
         assert!(waves > 0 && parts > waves, "{waves} waves of {parts} parts");
     }
+}
+
+/// A client that reads several shards waits for what is being applied, and not for the end of the run, which may be
+/// the whole ring; a file of the keys needs the position recorded.
+#[test]
+fn who_reads_several_shards_waits_for_a_wave_and_a_saver_for_the_run() {
+    let mut chance = Chance::new(9);
+    let mut told = None;
+    drop(Member::start_with(&Arc::default(), 1, config(1), |machine| {
+        told = Some(script(&mut chance, 40, machine));
+    }));
+    let told = told.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let replication = Some(options(&Cluster::default(), 2));
+    let node = Node::start(&NodeConfig { replication, ..on_disk(directory.path()) }).unwrap();
+    let mut machine = node.machine(Vec::new()).unwrap();
+    let [mut reader, mut saver] = [Client::connect(&node), Client::connect(&node)];
+    ask(&mut reader, "READONLY", "+OK\r\n");
+    let (mut reply, mut replies) = (Vec::new(), Vec::new());
+    for (position, unit) in (1..).zip(&told.units[..20]) {
+        machine.take(Position(position), unit, &mut reply);
+        machine.settle(&mut replies);
+    }
+    let all: String = (0..12).map(|key| format!(" key{key}")).collect();
+    reader.send(&format!("MGET{all}\r\n"));
+    assert_eq!(reader.line(), "*12", "a reader waits for more than a wave");
+    let saved = directory.path().join("snapshot.bee");
+    std::thread::scope(|scope| {
+        let saving = scope.spawn(|| saver.ask("SAVE"));
+        // Its shard's thread waits; the other one answers.
+        for _ in 0..50 {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            assert!(!saving.is_finished() && !saved.exists(), "its file has no position");
+        }
+        machine.flush(Position(20)).unwrap();
+        assert_eq!(saving.join().unwrap(), "+OK");
+    });
+    drop(machine);
+    node.stop();
 }
 
 fn handed_over(member: &Member) -> u64 {

@@ -64,7 +64,7 @@ const UPKEEP_PAUSE: Duration = Duration::from_millis(50);
 /// A store that stays short of room is looked after so often at least, however long it does.
 const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The node's keys, as a service of the log. Lives on the log's thread.
+/// The node's keys, as a service of the log. Lives on the log's thread, and elsewhere while a snapshot is restored.
 #[derive(Debug)]
 pub struct ReplicatedKeys {
     shared: Arc<Shared>,
@@ -240,6 +240,7 @@ impl ReplicatedKeys {
             })
         })?;
         out.clear();
+        replication.cut.pause();
         self.begun = begun;
         self.note_turn(unit);
         Ok(())
@@ -319,12 +320,12 @@ impl ReplicatedKeys {
         let Some(left) = &self.left else {
             return unit.piece.is_some() || unit.requests().any(needs_room);
         };
+        if left.has_all_of(place) || unit.piece.is_some() {
+            return !left.has_all_of(place);
+        }
         let mut logged = Logged::default();
-        !left.has_all_of(place)
-            && (unit.piece.is_some()
-                || unit.requests().any(|request| {
-                    needs_room(request) && !left.has(place, request, &mut logged)
-                }))
+        let mut requests = unit.requests();
+        requests.any(|request| needs_room(request) && !left.has(place, request, &mut logged))
     }
 
     /// Has the store's threads look for room. The last deletions of many wake no thread, and the
@@ -442,6 +443,7 @@ impl Replicated for ReplicatedKeys {
         ran.map_err(CannotApply::new)?;
         // No shard sees an earlier time any more.
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
+        replication.cut.pause();
         self.wave.tell(each);
         Ok(())
     }

@@ -39,6 +39,7 @@ use beeline_env::Clock;
 use beeline_replicated_service::{Group, GroupOptions};
 
 use self::courier::Errand;
+pub(crate) use self::cut::Look;
 use self::cut::{Cut, Inside};
 use self::wave::Meeting;
 use crate::shared::Shared;
@@ -95,8 +96,8 @@ impl Shared {
 
     /// What a thread holds, in a replicated node, while it looks at several shards at once: they are all at one
     /// position of the log meanwhile. It holds no shard's lock when it asks.
-    pub(crate) fn enter_cut(&self) -> Option<Inside<'_>> {
-        self.replication.as_ref().map(|replication| replication.cut.enter())
+    pub(crate) fn enter_cut(&self, look: Look) -> Option<Inside<'_>> {
+        self.replication.as_ref().map(|replication| replication.cut.enter(look))
     }
 
     /// Whether this member's keys can no longer follow the log: a batch of a unit may be half done

@@ -13,6 +13,7 @@ use beeline_kv::Keyspace;
 use super::sockets::{Reach, bound};
 use super::{ShardThread, log};
 use crate::connection::{Connection, Life};
+use crate::replicated::Look;
 use crate::shared::Shared;
 use crate::stats::count;
 use crate::wire::{Route, Scope};
@@ -94,7 +95,7 @@ impl ShardThread {
 
     /// Runs the requests that wait for `shards`, and what follows them, with one commit.
     fn run_together(&mut self, shared: &Shared, shards: Vec<usize>) {
-        let inside = shared.enter_cut();
+        let inside = shared.enter_cut(Look::Read);
         let mut guards = shared.lock_shards(&shards);
         guards.persist_begun();
         guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
@@ -159,7 +160,7 @@ impl ShardThread {
         let saves = session.plan(shared.store.as_ref()).scope == Scope::Saving;
         let wanted: Vec<usize> =
             if saves { (0..shared.shards.len()).collect() } else { vec![self.index] };
-        let inside = if saves { shared.enter_cut() } else { None };
+        let inside = if saves { shared.enter_cut(Look::Save) } else { None };
         let mut guards = shared.lock_shards(&wanted);
         guards.persist_begun();
         guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
