@@ -7,8 +7,7 @@
 //!         ── messages of 64 KiB ──────────────────▶ file         a receive per message is credit
 //! ```
 //!
-//! The last message and the synchronised file end it; the checksum inside the file is checked by
-//! whoever installs it. What breaks is forgotten: the protocol asks for the snapshot again.
+//! The last message ends it; whoever installs the file synchronises it, and checks the checksum inside. What breaks is forgotten: the protocol asks for the snapshot again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -110,8 +109,8 @@ impl Incoming {
         self.qp.post_receive(&[ReceiveRequest { wr_id: index, buffer: Some(buffer) }])
     }
 
-    /// Takes the message in buffer `index`. True when it was the last, and the file is
-    /// synchronised.
+    /// Takes the message in buffer `index`. True when it was the last. The file is not synchronised: that may
+    /// take long.
     pub(crate) fn take(&mut self, index: u64, length: u64) -> io::Result<bool> {
         if index >= CHUNKS || length > CHUNK_BYTES || self.received + length > self.length {
             return Err(io::ErrorKind::InvalidData.into());
@@ -122,7 +121,6 @@ impl Incoming {
         self.file.write_all(&self.buffer)?;
         self.received += length;
         if self.received == self.length {
-            self.file.sync_all()?;
             return Ok(true);
         }
         self.post_receive(index).map_err(io::Error::other)?;
@@ -137,6 +135,6 @@ pub struct Received {
     pub from: NodeId,
     /// What it says it covers.
     pub position: Position,
-    /// Where it lies, synchronised.
+    /// Where it lies, not synchronised.
     pub path: PathBuf,
 }

@@ -212,6 +212,10 @@ pub(crate) enum Request {
         attempt: u64,
         outcome: Result<(ConnectInfo, Vec<u8>), TransportError>,
     },
+    /// The machine is back from a snapshot that came.
+    Installed {
+        from: NodeId,
+    },
     SnapshotWritten {
         position: Position,
         outcome: Result<u64, String>,

@@ -11,9 +11,10 @@ pub type SnapshotWriter = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Sen
 /// every member. So `apply` uses no clock and no chance; whoever proposes puts them into the
 /// command.
 ///
-/// Every call comes from the log's thread. A call that takes longer than `Options::patience` lets
-/// the others take a leader for hung.
-pub trait StateMachine: Send {
+/// Every call comes from the log's thread, but for [`StateMachine::examine`] and [`StateMachine::restore`]: the machine
+/// goes to another thread for these, and comes back. A call on the log's thread that takes longer than
+/// `Options::patience` lets the others take a leader for hung.
+pub trait StateMachine: Send + 'static {
     /// Applies a committed command, and writes its reply into `reply`, which is empty.
     fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>);
 

@@ -110,6 +110,8 @@ pub struct Member {
     incoming_path: Option<PathBuf>,
     incoming: Option<Incoming>,
     received: Option<Received>,
+    /// The file of the last one that was received is in use.
+    uses_received: bool,
     /// Snapshots are declined until then, and for how long the last time, nanoseconds.
     declining: (u64, u64),
     /// Counts connections that others forward through, and that this member does.
@@ -179,6 +181,7 @@ impl Member {
             incoming_path: None,
             incoming: None,
             received: None,
+            uses_received: false,
             declining: (0, 0),
             epoch: 0,
             news: VecDeque::new(),

@@ -16,6 +16,7 @@ mod apply;
 mod connect;
 mod follow;
 mod forwards;
+mod install;
 mod membership;
 mod pace;
 mod requests;
@@ -212,7 +213,10 @@ enum Answered {
 pub struct Node<S> {
     home: Arc<Home>,
     member: Member,
-    machine: S,
+    /// `None` while a job has it.
+    machine: Option<S>,
+    /// The job's, which examines and restores a snapshot.
+    errand: Option<Arc<install::Errand<S>>>,
     sessions: Sessions,
     transport: Arc<dyn Transport>,
     jobs: Arc<dyn Jobs>,
@@ -425,7 +429,8 @@ impl<S: StateMachine> Node<S> {
             membership,
             home: Arc::new(home),
             member,
-            machine,
+            machine: Some(machine),
+            errand: None,
             sessions: head.sessions,
             transport,
             jobs,
@@ -480,10 +485,10 @@ impl<S: StateMachine> Node<S> {
         Ok((node, handle))
     }
 
-    /// The state machine.
+    /// The state machine; `None` while a snapshot is being restored.
     #[must_use]
-    pub fn machine(&self) -> &S {
-        &self.machine
+    pub fn machine(&self) -> Option<&S> {
+        self.machine.as_ref()
     }
 
     /// What was counted.
@@ -594,7 +599,7 @@ impl<S: StateMachine> Node<S> {
         self.let_strangers_go(now_ns);
         self.look_at_pace(now_ns);
         self.end_late_forwards(now_ns);
-        self.install(now_ns)?;
+        self.install();
         self.send_snapshots(now_ns);
         self.take_snapshot(now_ns);
         self.lead_no_more_without_room()?;
@@ -605,7 +610,8 @@ impl<S: StateMachine> Node<S> {
 
     /// Says so where the machine's room ends, or is back: the leader looks once a heartbeat.
     fn look_at_room(&mut self) -> Result<(), NodeError> {
-        let (short, replica) = (self.machine.is_short(), self.member.replica());
+        let Some(machine) = &self.machine else { return Ok(()) };
+        let (short, replica) = (machine.is_short(), self.member.replica());
         if short == replica.is_short_of_room(replica.id()) {
             return Ok(());
         }

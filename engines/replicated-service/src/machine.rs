@@ -94,7 +94,8 @@ pub struct Settled<'a> {
     pub effects: Option<u64>,
 }
 
-/// A service whose state is replicated. Every call comes from the log's thread.
+/// A service whose state is replicated. Every call comes from the log's thread, but for [`Replicated::examine`] and
+/// [`Replicated::restore`]: all services go to another thread for these, and come back.
 ///
 /// Units in the log's order lead to the same state at every member, and at any moment (and to the
 /// same replies, but for the order of what has none): a service uses no clock but [`Unit::unix_ms`] (of which it takes the largest so

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_replicated_log::{
-    Config, Handle, Layout, NO_SESSION, Position, Refusal, RoleName, Server, StateMachine as _,
+    Config, Consistency, Handle, Layout, NO_SESSION, Position, Refusal, RoleName, Server,
+    StateMachine as _,
 };
 use beeline_verify_log::lists::padded_append;
 use beeline_verify_log::machine::append;
@@ -101,8 +102,8 @@ fn who_missed_more_than_the_ring_gets_a_snapshot_over_tcp() {
     catches_up_by_snapshot(tcp);
 }
 
-/// Restoring keeps the member's thread: it votes for nobody, answers nobody and confirms nothing,
-/// as if it were down. The others go on under the same leader.
+/// The others go on under the same leader. The member's own thread does what needs no state: it promises itself to the
+/// next leader, and says to readers that they have to ask again.
 #[test]
 fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
     let mut cluster = Cluster::new(shm, 3, small());
@@ -131,6 +132,16 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
         let status = cluster.handle(leader).status();
         ((status.role, status.term) == (RoleName::Leader, term)).then_some(())
     });
+    let asked = cluster.handle(away).read(vec![1], Consistency::Stale, LIMIT);
+    assert!(matches!(asked, Err(Refusal::Full)), "{asked:?}");
+    let term = cluster.handle(cluster.leader()).status().term;
+    eventually("it hears of another leader while it restores", || {
+        let leader = cluster.leader();
+        let other = (0..3).find(|node| ![leader, away].contains(node)).unwrap();
+        let _ = cluster.handle(leader).transfer_wait(id(other), LIMIT);
+        (cluster.handle(away).status().term > term).then_some(())
+    });
+    assert_eq!(cluster.handle(away).status().counters.snapshots_installed, 0);
     gate.open.store(true, Ordering::Relaxed);
     let wanted: Vec<u32> = (1..=items).collect();
     eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));

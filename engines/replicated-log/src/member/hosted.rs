@@ -234,6 +234,7 @@ impl Member {
         self.fence_due_ns.is_some()
             || self.incoming.as_ref().is_some_and(|incoming| incoming.is_alive(now_ns))
             || self.received.is_some()
+            || self.uses_received
             || !self.given.is_empty()
             || !self.line_news.is_empty()
             || self.links.iter().any(asks)

@@ -30,6 +30,11 @@ impl Member {
         self.received.take()
     }
 
+    /// Whether the file of the last one is in use: no other is taken meanwhile.
+    pub(crate) fn use_received(&mut self, uses: bool) {
+        self.uses_received = uses;
+    }
+
     /// Takes none for a while, longer each time: the last one that came could not be used.
     pub(crate) fn decline_snapshots(&mut self, now_ns: u64) {
         let pause_ns = (2 * self.declining.1).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
@@ -122,6 +127,7 @@ impl Member {
     ) -> Result<(), LogError> {
         let now_ns = self.ticked_ns.unwrap_or_default();
         let busy = self.received.is_some()
+            || self.uses_received
             || self
                 .incoming
                 .as_ref()

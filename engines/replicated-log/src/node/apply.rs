@@ -4,7 +4,8 @@
 //! goes on voting, confirming and, where it must, leading until another one does, and applies on
 //! once there is room. What it holds stands in its log, which overwrites no slot that is not
 //! applied; if the others' logs go on beyond that, it gets a snapshot. Reads are refused meanwhile, to
-//! be asked again: who asked may have a time limit, and another member may lead by then.
+//! be asked again: who asked may have a time limit, and another member may lead by then. The same holds while the
+//! machine is away to restore a snapshot ([`super::install`]).
 
 use beeline_paxos::{Command, Event, Kind, Outcome as O, Position, RoleName, batch};
 
@@ -24,7 +25,7 @@ impl<S: StateMachine> Node<S> {
                     Some((_, end)) => *end = last,
                     None => self.apply(first, last)?,
                 },
-                Command::ReadReady { id } if self.held.is_some() => {
+                Command::ReadReady { id } if self.held.is_some() || self.machine.is_none() => {
                     if let Some(read) = self.reads.remove(&id) {
                         read.refuse(Refusal::Full);
                     }
@@ -64,6 +65,11 @@ impl<S: StateMachine> Node<S> {
     }
 
     pub(super) fn apply(&mut self, first: Position, last: Position) -> Result<(), NodeError> {
+        if self.machine.is_none() {
+            // Until it is back.
+            self.held = Some((first, last));
+            return Ok(());
+        }
         let mut payload = std::mem::take(&mut self.payload);
         let mut position = first;
         while position <= last {
@@ -101,10 +107,12 @@ impl<S: StateMachine> Node<S> {
             position = position.next();
         }
         self.payload = payload;
-        self.machine.settle(&mut self.settled);
-        // None of these where the first of them is held.
-        if self.applied >= first && self.applied > self.machine_has {
-            self.machine.flush(self.applied).map_err(NodeError::Machine)?;
+        if let Some(machine) = &mut self.machine {
+            machine.settle(&mut self.settled);
+            // None of these where the first of them is held.
+            if self.applied >= first && self.applied > self.machine_has {
+                machine.flush(self.applied).map_err(NodeError::Machine)?;
+            }
         }
         let mut settled = self.settled.drain(..);
         for answered in self.answered.drain(..) {
@@ -136,7 +144,7 @@ impl<S: StateMachine> Node<S> {
     }
 
     fn has_room(&mut self, position: Position, payload: &[u8]) -> bool {
-        let machine = &mut self.machine;
+        let Some(machine) = &mut self.machine else { return false };
         position <= self.machine_has
             || batch::commands(payload)
                 .enumerate()
@@ -145,10 +153,13 @@ impl<S: StateMachine> Node<S> {
 
     /// Goes on with what was held, if there is room now. True if something was applied.
     pub(super) fn apply_held(&mut self) -> Result<bool, NodeError> {
-        let Some((first, last)) = self.held.take() else { return Ok(false) };
+        let Some((first, last)) = self.held.filter(|_| self.machine.is_some()) else {
+            return Ok(false);
+        };
+        self.held = None;
         self.apply(first, last)?;
         if self.held.is_none() {
-            tracing::info!("there is room again: what the cluster agreed on is applied");
+            tracing::info!("what the cluster agreed on, and was held, is applied");
             // What the protocol asked for meanwhile had nothing to cover.
             self.snapshot_due = true;
         }
@@ -181,7 +192,7 @@ impl<S: StateMachine> Node<S> {
     ) {
         let mut waiters = waiters.into_iter();
         let runs = position > self.machine_has;
-        let machine = &mut self.machine;
+        let Some(machine) = &mut self.machine else { return };
         for (index, command) in (0..=u16::MAX).zip(batch::commands(payload)) {
             self.counters.applied += 1;
             let waiter = waiters.next();
@@ -239,12 +250,18 @@ impl<S: StateMachine> Node<S> {
         match self.reads.remove(&id) {
             Some(Read::Barrier(done)) => done(Ok(self.applied)),
             Some(Read::Query(query, done)) => {
-                let mut reply = Vec::new();
-                self.machine.query(&query, &mut reply);
-                done(Ok(reply));
+                done(self.query(&query));
             }
             None => {}
         }
+    }
+
+    /// Asks the machine, if it is here.
+    pub(super) fn query(&mut self, query: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let machine = self.machine.as_mut().ok_or(Refusal::Full)?;
+        let mut reply = Vec::new();
+        machine.query(query, &mut reply);
+        Ok(reply)
     }
 }
 

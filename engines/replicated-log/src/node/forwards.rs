@@ -125,7 +125,11 @@ impl<S: StateMachine> Node<S> {
             });
             return self.read(Read::Barrier(passed));
         }
-        if let Err(reason) = self.machine.stamp(&mut body) {
+        let Some(machine) = &mut self.machine else {
+            answer(Err(Refusal::Full));
+            return Ok(());
+        };
+        if let Err(reason) = machine.stamp(&mut body) {
             answer(Err(Refusal::Refused { reason }));
             return Ok(());
         }

@@ -28,14 +28,11 @@ impl<S: StateMachine> Node<S> {
                 self.read(Read::Query(bytes, done))?;
             }
             Request::Query { bytes, consistency: Consistency::Stale, done } => {
-                let mut reply = Vec::new();
-                self.machine.query(&bytes, &mut reply);
-                done(Ok(reply));
+                done(self.query(&bytes));
             }
             Request::State { bytes, done } => {
-                let mut reply = Vec::new();
-                self.machine.query(&bytes, &mut reply);
-                done(Ok((self.applied, reply)));
+                let reply = self.query(&bytes);
+                done(reply.map(|reply| (self.applied, reply)));
             }
             Request::Follow(question) => self.follow(question),
             Request::Change { change, contact, done } => {
@@ -78,6 +75,7 @@ impl<S: StateMachine> Node<S> {
             Request::SnapshotWritten { position, outcome } => {
                 self.snapshot_written(position, outcome, now_ns)?;
             }
+            Request::Installed { from } => self.installed(from, now_ns)?,
             Request::Stop => self.stopping = true,
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Snapshots: taken, sent, installed.
+//! Snapshots: taken and sent; those that came are installed in [`super::install`].
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,7 +7,6 @@ use beeline_paxos::{Event, Position};
 
 use super::{Node, NodeError, SNAPSHOT_RETRY_NS};
 use crate::handle::{Refusal, Request};
-use crate::home::HomeError;
 use crate::machine::{SnapshotWriter, StateMachine};
 use crate::snapshot::{self, Head};
 
@@ -19,13 +18,14 @@ impl<S: StateMachine> Node<S> {
         if self.writing.is_some() || !self.snapshot_due {
             return;
         }
+        let Some(machine) = &mut self.machine else { return };
         // A machine that lasts by itself is captured only for those who want its state; where that
         // fails, the ring goes first: nobody's want may keep it from having room.
         let wanted = !self.wanting.is_empty() || !self.snapshot_waiters.is_empty();
         let fails = self.snapshot_problem.is_some() || self.applied < self.machine_has;
         let ring_first =
             fails && self.applied.since(self.snapshot) > self.home.layout().slots() / 2;
-        let whole = !self.machine.is_durable() || (wanted && !ring_first);
+        let whole = !machine.is_durable() || (wanted && !ring_first);
         // What failed with the state may succeed without it at once.
         if early && (whole || !self.writing_state) {
             return;
@@ -44,7 +44,7 @@ impl<S: StateMachine> Node<S> {
             return;
         }
         self.writing_state = whole;
-        let state = if whole { self.machine.snapshot() } else { Ok(no_state()) };
+        let state = if whole { machine.snapshot() } else { Ok(no_state()) };
         let state = match state {
             Ok(state) => state,
             Err(error) => return self.snapshot_failed(error.to_string(), now_ns),
@@ -103,7 +103,11 @@ impl<S: StateMachine> Node<S> {
             return Ok(());
         }
         let adds_state = self.writing_state && !self.snapshot_has_state;
-        if position > self.snapshot || (position == self.snapshot && adds_state) {
+        if self.errand.is_some() {
+            // It would take the place of a newer one.
+            let _ = std::fs::remove_file(&path);
+            self.snapshot_due = true;
+        } else if position > self.snapshot || (position == self.snapshot && adds_state) {
             if let Err(error) = self.home.adopt_snapshot(&path) {
                 self.snapshot_failed(error.to_string(), now_ns);
                 return Ok(());
@@ -189,84 +193,6 @@ impl<S: StateMachine> Node<S> {
             let goes_on = leads && member.is_connected(peer);
             goes_on.then(|| replica.confirmed_by(peer).unwrap_or(Position::NONE))
         });
-    }
-
-    /// Installs a snapshot that a peer sent.
-    ///
-    /// One for which the machine has no room is refused while the member still has what it had: adopted,
-    /// it would keep the member from starting, too.
-    pub(super) fn install(&mut self, now_ns: u64) -> Result<(), NodeError> {
-        let Some(received) = self.member.received() else { return Ok(()) };
-        let (path, cluster) = (&received.path, self.home.cluster());
-        let (committed, machine_has) = (self.member.replica().committed(), self.machine_has);
-        let newer = |head: &Head| head.has_state && head.position > committed;
-        // All of it is checked before anything of it is used.
-        let (machine, mut examined) = (&mut self.machine, Ok(()));
-        let head = snapshot::read(path, cluster, |head, reader| {
-            if newer(head) && head.position > machine_has {
-                examined = machine.examine(head.position, reader);
-            }
-            Ok(())
-        });
-        let head = match head {
-            Ok(head) if newer(&head) => head,
-            Ok(_) => return Ok(()),
-            Err(error) => {
-                tracing::warn!(from = %received.from, %error, "a snapshot that came is refused");
-                self.counters.snapshots_failed += 1;
-                return Ok(());
-            }
-        };
-        if let Err(error) = examined {
-            tracing::error!(
-                from = %received.from,
-                %error,
-                "this member cannot take the snapshot that it needs, and stays behind"
-            );
-            self.counters.snapshots_failed += 1;
-            self.member.decline_snapshots(now_ns);
-            return Ok(());
-        }
-        self.member.want_snapshots();
-        if let Err(error) = self.home.adopt_snapshot(path) {
-            tracing::warn!(%error, "a snapshot could not be installed");
-            self.counters.snapshots_failed += 1;
-            return Ok(());
-        }
-        // A machine that lasts by itself may be further on than its log: a loss of power can take
-        // the log's word of what is committed and leave what the machine made of it.
-        if head.position > self.machine_has {
-            let mut restored = Ok(());
-            let machine = &mut self.machine;
-            snapshot::read(&self.home.snapshot_path(), cluster, |head, reader| {
-                restored = machine.restore(head.position, reader);
-                Ok(())
-            })
-            .map_err(HomeError::from)?;
-            restored.map_err(NodeError::Machine)?;
-        }
-        let Head { position, configuration, sessions, .. } = head;
-        self.sessions = sessions;
-        // Where it brings no later membership it removes nobody.
-        if configuration.position() > self.membership.position() {
-            for member in self.known.forget_before(&configuration) {
-                // A peer that is connected has greeted, and does not again.
-                if !self.member.is_connected(member) {
-                    self.peers.forget(member);
-                }
-            }
-        }
-        self.membership = configuration.clone();
-        self.applied = position;
-        // It covers whatever was held: it is newer than all that was committed here.
-        self.held = None;
-        self.snapshot = position;
-        self.snapshot_has_state = true;
-        self.counters.snapshots_installed += 1;
-        let mut upward = std::mem::take(&mut self.upward);
-        self.member.event(Event::SnapshotInstalled { position, configuration }, &mut upward)?;
-        self.upward = upward;
-        Ok(())
     }
 }
 
