@@ -122,6 +122,8 @@ pub struct Member {
     bytes: Vec<u8>,
     /// Its thread's, where it shares one, and its name there.
     shared: Option<(Shared, u64)>,
+    /// Where a look puts completions: clearing room for so many takes longer than the look.
+    completions: Box<[WorkCompletion]>,
     /// Completions that the thread gave to it.
     given: VecDeque<WorkCompletion>,
     beats: Vec<(NodeId, Option<u64>)>,
@@ -189,6 +191,7 @@ impl Member {
             events: VecDeque::new(),
             bytes: Vec::new(),
             shared: None,
+            completions: vec![WorkCompletion::EMPTY; COMPLETIONS].into(),
             given: VecDeque::new(),
             beats: Vec::new(),
             line_news: VecDeque::new(),
@@ -307,20 +310,10 @@ impl Member {
     /// Errors: [`LogError`]: stop the server. (A revocation that the fabric refuses is none: what
     /// was to be promised is not, and the next ticks try again.)
     pub fn poll(&mut self, now_ns: u64, upward: &mut Vec<Command>) -> Result<usize, LogError> {
-        let mut completions = [WorkCompletion::EMPTY; COMPLETIONS];
-        let count = if self.shared.is_some() {
-            let count = COMPLETIONS.min(self.given.len());
-            for (place, given) in completions.iter_mut().zip(self.given.drain(..count)) {
-                *place = given;
-            }
-            count
-        } else {
-            self.queue.poll(&mut completions)?
-        };
-        for completion in &completions[..count] {
-            self.on_completion(completion, now_ns, upward)?;
-        }
-        let count = count + self.take_line_news(upward)?;
+        let mut completions = std::mem::take(&mut self.completions);
+        let taken = self.take_completions(&mut completions, now_ns, upward);
+        self.completions = completions;
+        let count = taken? + self.take_line_news(upward)?;
         self.take_requests(upward)?;
         self.look_at_offers(upward)?;
         self.pump_snapshots();
@@ -331,6 +324,28 @@ impl Member {
                 self.fence();
             }
             self.event(Event::Tick { now_ns }, upward)?;
+        }
+        Ok(count)
+    }
+
+    /// Takes completions, with `completions` as the place to put them, and acts on them; returns how many.
+    fn take_completions(
+        &mut self,
+        completions: &mut [WorkCompletion],
+        now_ns: u64,
+        upward: &mut Vec<Command>,
+    ) -> Result<usize, LogError> {
+        let count = if self.shared.is_some() {
+            let count = completions.len().min(self.given.len());
+            for (place, given) in completions.iter_mut().zip(self.given.drain(..count)) {
+                *place = given;
+            }
+            count
+        } else {
+            self.queue.poll(completions)?
+        };
+        for completion in &completions[..count] {
+            self.on_completion(completion, now_ns, upward)?;
         }
         Ok(count)
     }

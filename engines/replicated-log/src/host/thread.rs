@@ -74,6 +74,8 @@ pub(super) struct Worker {
     /// By cluster.
     of: HashMap<ClusterId, u64>,
     next_name: u64,
+    /// Where a look puts completions.
+    completions: Box<[WorkCompletion]>,
     /// Those to be turned now.
     ready: Vec<u64>,
     /// When members are due, each once: one that is due later by now is listed anew.
@@ -125,6 +127,7 @@ impl Worker {
             members: HashMap::new(),
             of: HashMap::new(),
             next_name: 0,
+            completions: vec![WorkCompletion::EMPTY; COMPLETIONS].into(),
             ready: Vec::new(),
             due: BinaryHeap::new(),
             watch: Watch::new(interval_ns, ns(options.patience)),
@@ -287,10 +290,19 @@ impl Worker {
     }
 
     fn take_completions(&mut self) -> Result<bool, FabricError> {
-        let mut completions = [WorkCompletion::EMPTY; COMPLETIONS];
+        let mut completions = std::mem::take(&mut self.completions);
+        let taken = self.share_out(&mut completions);
+        self.completions = completions;
+        let taken = taken?;
+        Ok(self.hear_lines() || taken > 0)
+    }
+
+    /// Gives members the completions that wait, with `completions` as the place to put them; returns how
+    /// many.
+    fn share_out(&mut self, completions: &mut [WorkCompletion]) -> Result<usize, FabricError> {
         let mut taken = 0;
         while taken < COMPLETIONS_A_TURN {
-            let count = self.shared.queue.poll(&mut completions)?;
+            let count = self.shared.queue.poll(completions)?;
             for completion in &completions[..count] {
                 if self.shared.lines.take(completion) {
                     continue;
@@ -304,11 +316,11 @@ impl Worker {
                 }
             }
             taken += count;
-            if count < COMPLETIONS {
+            if count < completions.len() {
                 break;
             }
         }
-        Ok(self.hear_lines() || taken > 0)
+        Ok(taken)
     }
 
     /// Gives members what came over lines.

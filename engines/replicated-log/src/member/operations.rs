@@ -7,7 +7,8 @@
 //! no such look: they are as old as the vote, and what is proposed from them is flushed.
 
 use beeline_fabric::{
-    FlushKind, LocalData, Operation, PostError, QueuePairState, ScatterGatherEntry, WorkRequest,
+    FlushKind, LocalData, MemoryRegion, Operation, PostError, QueuePairState, ScatterGatherEntry,
+    WorkRequest,
 };
 use beeline_os::memory::{copy_out, load_u64};
 use beeline_paxos::{AccessKey, Event, Layout, NodeId, Position, layout, slot};
@@ -52,10 +53,23 @@ impl Member {
         first: Position,
         last: Position,
     ) -> Result<(), PostError> {
-        let (layout, memory) = (self.start.layout, self.memory.log.clone());
-        let Some(region) = self.log_region.clone() else {
+        // Taken and put back: a handle of its own would cost two locked instructions for each follower.
+        let Some(region) = self.log_region.take() else {
             return Err(PostError::NotReady(QueuePairState::Error));
         };
+        let posted = self.write_flush_from(&region, (peer, key), (first, last));
+        self.log_region = Some(region);
+        posted
+    }
+
+    /// [`Member::write_flush`] from the own log, which is `region`.
+    fn write_flush_from(
+        &mut self,
+        region: &MemoryRegion,
+        (peer, key): (NodeId, AccessKey),
+        (first, last): (Position, Position),
+    ) -> Result<(), PostError> {
+        let layout = self.start.layout;
         let kind = match self.durability {
             Durability::Process => FlushKind::Visible,
             Durability::Power => FlushKind::Persistent,
@@ -66,9 +80,9 @@ impl Member {
         while position <= last {
             let offset = layout.slot_offset(position);
             let mut header = [0; slot::SLOT_HEADER_BYTES];
-            copy_out(memory.as_ref(), offset as usize, &mut header);
+            copy_out(region.memory().as_ref(), offset as usize, &mut header);
             let length = slot::length(&header).min(layout.slot_bytes());
-            let entries = [ScatterGatherEntry { region: &region, offset, length }];
+            let entries = [ScatterGatherEntry { region, offset, length }];
             let (local, remote) = (LocalData::Gather(&entries), data.remote(offset));
             let write = WorkRequest::unsignalled(0, Operation::Write { local, remote });
             data.qp.post_send(&[write])?;
