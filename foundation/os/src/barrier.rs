@@ -53,11 +53,10 @@ pub fn heavy() {
 /// [`is_asymmetric`] true), a full fence otherwise.
 #[inline(always)]
 pub fn light(asymmetric: bool) {
-    if asymmetric {
-        compiler_fence(Ordering::SeqCst);
-    } else {
+    if !asymmetric {
         fence(Ordering::SeqCst);
     }
+    compiler_fence(Ordering::SeqCst);
 }
 
 #[cfg(test)]

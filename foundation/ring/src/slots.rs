@@ -51,6 +51,13 @@ impl Slot {
     pub fn empty() -> Self {
         Self { header: AtomicU64::new(0), body: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
+
+    #[inline(always)]
+    fn fill(&self, body: &[u64]) {
+        for (word, &value) in self.body.iter().zip(body) {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
 }
 
 /// A copied message.
@@ -117,12 +124,19 @@ fn sequence(index: u64) -> u32 {
     index.wrapping_add(1) as u32
 }
 
+#[inline(always)]
+fn header(tag: u32, index: u64) -> u64 {
+    u64::from(tag) << 32 | u64::from(sequence(index))
+}
+
 /// The sending side.
 #[derive(Debug)]
 pub struct SlotProducer {
     array: SlotArray,
     next: u64,
     consumed: u64,
+    /// The index that has no slot yet: `consumed` and a lap.
+    full_at: u64,
     /// Messages at the end that are staged, and the header that publishes them.
     staged: u32,
     held_header: u64,
@@ -141,6 +155,7 @@ impl SlotProducer {
             array: SlotArray::new(slots, count),
             next: 0,
             consumed: 0,
+            full_at: u64::from(count),
             staged: 0,
             held_header: 0,
         }
@@ -156,7 +171,15 @@ impl SlotProducer {
     #[inline(always)]
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.next - self.consumed <= self.array.mask
+        self.next < self.full_at
+    }
+
+    /// The next slot, where it is free as far as [`SlotProducer::consumed`] told, and nothing is staged
+    /// before it.
+    #[inline(always)]
+    #[must_use]
+    pub fn free(&mut self) -> Option<FreeSlot<'_>> {
+        (self.has_room() && self.staged == 0).then(|| FreeSlot(self))
     }
 
     /// Takes note of the consumer's published index.
@@ -169,6 +192,7 @@ impl SlotProducer {
             return Err(ImplausibleIndex { claimed, seen, produced });
         }
         self.consumed = claimed;
+        self.full_at = claimed + self.array.mask + 1;
         Ok(())
     }
 
@@ -185,15 +209,13 @@ impl SlotProducer {
     /// Invariant: [`SlotProducer::has_room`].
     #[inline(always)]
     pub fn push(&mut self, tag: u32, body: &[u64]) {
-        if self.staged > 0 {
-            self.stage(tag, body);
-            self.publish();
-            return;
+        match self.free() {
+            Some(slot) => slot.push(tag, body),
+            None => {
+                self.stage(tag, body);
+                self.publish();
+            }
         }
-        let header = self.write(tag, body);
-        // Pairs with the acquire in `SlotConsumer::header`.
-        self.array.slot(self.next).header.store(header, Ordering::Release);
-        self.next += 1;
     }
 
     /// Writes the body of the next message; returns its header.
@@ -201,11 +223,8 @@ impl SlotProducer {
     fn write(&self, tag: u32, body: &[u64]) -> u64 {
         assert!(self.has_room(), "a slot is free");
         assert!(tag < 1 << TAG_BITS, "a tag fits its bits");
-        let slot = self.array.slot(self.next);
-        for (word, &value) in slot.body.iter().zip(body) {
-            word.store(value, Ordering::Relaxed);
-        }
-        u64::from(tag) << 32 | u64::from(sequence(self.next))
+        self.array.slot(self.next).fill(body);
+        header(tag, self.next)
     }
 
     /// Writes one message as [`SlotProducer::push`] does; the consumer finds it once
@@ -246,6 +265,32 @@ impl SlotProducer {
             self.array.slot(first).header.store(behind | self.held_header, Ordering::Release);
             self.staged = 0;
         }
+    }
+}
+
+/// A slot that is free and will stay so: nobody else produces, and it borrows the producer.
+#[derive(Debug)]
+pub struct FreeSlot<'a>(&'a mut SlotProducer);
+
+impl FreeSlot<'_> {
+    /// Publishes one message, as [`SlotProducer::push`] does, without looking for room again.
+    #[inline(always)]
+    pub fn push(self, tag: u32, body: &[u64]) {
+        let Self(producer) = self;
+        assert!(tag < 1 << TAG_BITS, "a tag fits its bits");
+        let slot = producer.array.slot(producer.next);
+        slot.fill(body);
+        let header = header(tag, producer.next);
+        // Pairs with the acquire in `SlotConsumer::header`.
+        slot.header.store(header, Ordering::Release);
+        producer.next += 1;
+    }
+
+    /// As [`SlotProducer::address`].
+    #[inline(always)]
+    #[must_use]
+    pub fn address(&self, ahead: u64) -> *const Slot {
+        self.0.address(ahead)
     }
 }
 
@@ -364,6 +409,7 @@ mod tests {
             producer.push(1, &[value]);
         }
         assert!(!producer.has_room());
+        assert!(producer.free().is_none(), "a slot that is not there is not given");
         assert_eq!(consumer.peek().unwrap().body[0], 0);
         consumer.advance();
         assert!(!producer.has_room());
@@ -388,6 +434,7 @@ mod tests {
         for value in 0..3 {
             producer.stage(1, &[value]);
             assert!(!consumer.ready(), "nothing is seen before it is published");
+            assert!(producer.free().is_none(), "no message overtakes those staged");
         }
         producer.publish();
         assert_eq!(producer.staged(), 0);

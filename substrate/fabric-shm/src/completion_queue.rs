@@ -253,9 +253,11 @@ impl Queue {
     /// Moves local completions out.
     #[inline(always)]
     fn drain(&self, out: &mut [WorkCompletion]) -> usize {
-        if self.is_empty() {
-            return 0;
-        }
+        if self.is_empty() { 0 } else { self.drain_some(out) }
+    }
+
+    #[inline(never)]
+    fn drain_some(&self, out: &mut [WorkCompletion]) -> usize {
         let mut entries = self.entries.borrow_mut();
         let members = self.members.borrow();
         let mut count = 0;
@@ -289,10 +291,34 @@ impl Queue {
     fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, FabricError> {
         let polls = self.polls.get().wrapping_add(1);
         self.polls.set(polls);
-        let mut check_clock = false;
-        if self.rare.get() || self.signal.has_news() || polls.is_multiple_of(POLLS_PER_CLOCK) {
-            check_clock = self.attend_rarely(polls)?;
+        let rare =
+            self.rare.get() || self.signal.has_news() || polls.is_multiple_of(POLLS_PER_CLOCK);
+        if !rare && self.is_empty() && !out.is_empty() {
+            let hot = self.hot.borrow();
+            // Clients mostly have one.
+            if let [(_, core)] = &hot[..]
+                && let Some(count) = core.progress_at_once(self, out)
+            {
+                let quiet = core.quiet_polls.get().saturating_add(1);
+                core.quiet_polls.set(if count == 0 { quiet } else { 0 });
+                if count == out.len() {
+                    // There may be more than the caller took.
+                    self.signal_if_armed();
+                }
+                return Ok(count);
+            }
         }
+        let check_clock = rare && self.attend_rarely(polls)?;
+        self.poll_several(out, check_clock)
+    }
+
+    /// [`Queue::poll`] where there is more to look at than one queue pair that only receives.
+    #[inline(never)]
+    fn poll_several(
+        &self,
+        out: &mut [WorkCompletion],
+        check_clock: bool,
+    ) -> Result<usize, FabricError> {
         let mut count = self.drain(out);
         if count < out.len() {
             count += self.look_at_hot(&mut out[count..], check_clock);

@@ -14,7 +14,7 @@ use beeline_fabric::{ConnectInfo, FabricError};
 use crate::object::Geometry;
 
 const MAGIC: [u8; 4] = *b"BSHM";
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 const LENGTH: usize = 96;
 const ASYMMETRIC: u16 = 1;
 const IN_PROCESS: u16 = 2;

@@ -59,6 +59,10 @@ const MOST_STAGED: u32 = 8;
 /// A message longer than this is published at once: the ones before it do not wait for its copy.
 const LONG_BYTES: u64 = 1024;
 
+/// Beside the number of holds: a slot was staged or published since the last look at the peer's armed
+/// word.
+const UNANNOUNCED: u32 = 1 << 31;
+
 const INLINE_WORDS: usize = INLINE_MESSAGE_BYTES as usize / 8;
 
 // The low 8 bits of a slot's tag; a send inside its slot has its length in the next 8.
@@ -119,6 +123,14 @@ impl PayloadArea {
     }
 }
 
+/// What may be asked before a message leaves.
+#[derive(Clone, Copy, Debug)]
+struct Before<'a> {
+    peer: &'a EndView,
+    asymmetric: bool,
+    receives_used: u64,
+}
+
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -140,10 +152,9 @@ pub(crate) struct Connection {
     rung_credit: u32,
     /// Messages that the last look found: about as many are likely to wait at the next.
     found_last: u64,
-    /// A slot was staged or published since the last look at the peer's armed word.
-    unannounced: bool,
-    /// More messages follow at once: what is staged stays so.
-    holds: u32,
+    /// How many times it was said that more messages follow at once, so that what is staged stays so;
+    /// and [`UNANNOUNCED`].
+    kept: u32,
     /// Keeps the views mapped; last, so that it is dropped last.
     _object: Arc<ConnectionObject>,
 }
@@ -167,10 +178,15 @@ impl Connection {
             rung_messages: 0,
             rung_credit: 0,
             found_last: 0,
-            unannounced: false,
-            holds: 0,
+            kept: 0,
             _object: object,
         }
+    }
+
+    /// Whether the peer is known to have a receive for a message, or takes messages without.
+    #[inline(always)]
+    fn sees_receive(&self) -> bool {
+        self.receives_used != self.receives_seen || self.peer_shares_receives()
     }
 
     /// Whether a message that uses a receive can go: a receive and a slot.
@@ -226,10 +242,20 @@ impl Connection {
         self.push(KIND_WRITTEN, &[length, u64::from(immediate)]);
     }
 
-    /// As [`Connection::push_written`], by itself: it is published at once.
+    /// Leaves a write's immediate by itself ([`Connection::send_alone`]), once `write` placed its
+    /// bytes.
     #[inline(always)]
-    pub(crate) fn send_written(&mut self, length: u64, immediate: u32) {
-        self.send(KIND_WRITTEN, &[length, u64::from(immediate)]);
+    pub(crate) fn send_written(
+        &mut self,
+        (length, immediate): (u64, u32),
+        write: impl FnOnce(&EndView, bool) -> bool,
+    ) -> bool {
+        if length > LONG_BYTES {
+            self.producer.publish();
+        }
+        self.send_alone(KIND_WRITTEN, &[length, u64::from(immediate)], move |this| {
+            write(this.peer, this.asymmetric)
+        })
     }
 
     /// Sends `length` bytes; false when they are longer than the peer's receive, which the peer
@@ -278,23 +304,25 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a message that fits into its slot, by itself; false when it does not, or is longer than
-    /// the peer's receive: nothing was sent. [`Connection::check_message`] succeeded.
+    /// Sends a message that fits into its slot, by itself ([`Connection::send_alone`]); false also when
+    /// it does not fit, or is longer than the peer's receive.
     ///
     /// # Safety
     ///
     /// `source` is valid for reads of `length` bytes.
     #[inline(always)]
     pub(crate) unsafe fn send_short(&mut self, source: *const u8, length: usize) -> bool {
-        let room = self.peer.receive_length(self.receives_used);
-        if length > INLINE_WORDS * 8 || room.is_some_and(|room| length > room as usize) {
+        if length > INLINE_WORDS * 8 {
             return false;
         }
+        let fits = move |this: Before<'_>| {
+            let room = this.peer.receive_length(this.receives_used);
+            room.is_none_or(|room| length <= room as usize)
+        };
         if length == 8 {
             // SAFETY: eight readable bytes (caller).
             let word = unsafe { source.cast::<u64>().read_unaligned() };
-            self.send(KIND_SEND | 8 << 8, &[word]);
-            return true;
+            return self.send_alone(KIND_SEND | 8 << 8, &[word], fits);
         }
         let mut body = [0_u64; INLINE_WORDS];
         // SAFETY: the words hold as many bytes (just compared); the caller vouches for the source,
@@ -302,23 +330,53 @@ impl Connection {
         unsafe { std::ptr::copy_nonoverlapping(source, (&raw mut body).cast::<u8>(), length) };
         #[expect(clippy::cast_possible_truncation, reason = "at most seven words")]
         let tag = KIND_SEND | (length as u32) << 8;
-        self.send(tag, &body[..length.div_ceil(8)]);
+        self.send_alone(tag, &body[..length.div_ceil(8)], fits)
+    }
+
+    /// Sends one message that nothing follows for now: published at once, unless something is held
+    /// back, behind which it then waits. `before` runs once there are a receive and a slot for it, and
+    /// may refuse. False: it was refused or one of the two is missing, and nothing was sent.
+    #[inline(always)]
+    fn send_alone(
+        &mut self,
+        tag: u32,
+        body: &[u64],
+        before: impl FnOnce(Before<'_>) -> bool,
+    ) -> bool {
+        if self.kept != 0 || !self.sees_receive() {
+            return self.send_behind(tag, body, before);
+        }
+        let (peer, asymmetric, receives_used) = (&self.peer, self.asymmetric, self.receives_used);
+        let Some(slot) = self.producer.free() else { return false };
+        if !before(Before { peer, asymmetric, receives_used }) {
+            return false;
+        }
+        prefetch::for_writing(slot.address(SLOTS_TO_WRITE).cast(), 1);
+        slot.push(tag, body);
+        self.receives_used += 1;
+        self.look_for_sleeper();
         true
     }
 
-    /// One message that nothing follows for now: published, unless something is held back, behind
-    /// which it then waits.
-    #[inline(always)]
-    fn send(&mut self, tag: u32, body: &[u64]) {
-        if self.unannounced || self.holds > 0 {
-            self.push(tag, body);
-            self.announce();
-            return;
+    /// [`Connection::send_alone`] while something is held back, or where it is not known that a
+    /// receive is there.
+    #[inline(never)]
+    fn send_behind(
+        &mut self,
+        tag: u32,
+        body: &[u64],
+        before: impl FnOnce(Before<'_>) -> bool,
+    ) -> bool {
+        if self.check_message().is_err() {
+            return false;
         }
-        prefetch::for_writing(self.producer.address(SLOTS_TO_WRITE).cast(), 1);
-        self.producer.push(tag, body);
-        self.receives_used += 1;
-        self.look_for_sleeper();
+        let (peer, asymmetric, receives_used) = (&self.peer, self.asymmetric, self.receives_used);
+        if !before(Before { peer, asymmetric, receives_used }) {
+            return false;
+        }
+        self.push(tag, body);
+        self.announce();
+        true
     }
 
     #[inline(always)]
@@ -330,7 +388,7 @@ impl Connection {
             self.producer.publish();
         }
         self.receives_used += 1;
-        self.unannounced = true;
+        self.kept |= UNANNOUNCED;
     }
 
     /// Called before `length` bytes are moved, or memory is reached by other means than a message:
@@ -344,28 +402,30 @@ impl Connection {
 
     /// Several messages follow at once.
     pub(crate) fn hold(&mut self) {
-        self.holds += 1;
+        self.kept += 1;
     }
 
     /// The connection is at its end, whatever is held.
     pub(crate) fn let_go(&mut self) {
-        self.holds = 0;
+        self.kept &= UNANNOUNCED;
         self.announce();
     }
 
     /// They are over. A hold that began before there was a connection held nothing.
     pub(crate) fn release(&mut self) {
-        self.holds = self.holds.saturating_sub(1);
+        if self.kept & !UNANNOUNCED > 0 {
+            self.kept -= 1;
+        }
         self.announce();
     }
 
     /// Publishes what is staged, and rings the peer if it sleeps.
     #[inline(always)]
     pub(crate) fn announce(&mut self) {
-        if !self.unannounced || self.holds > 0 {
+        if self.kept != UNANNOUNCED {
             return;
         }
-        self.unannounced = false;
+        self.kept = 0;
         self.producer.publish();
         self.look_for_sleeper();
     }
@@ -380,19 +440,25 @@ impl Connection {
         }
     }
 
-    /// Publishes how many receives were ever posted, and what was consumed.
+    /// Publishes how many receives were ever posted. What was consumed need not be: there are slots for
+    /// the receives, and for what is consumed and not told, together.
     #[inline(always)]
     pub(crate) fn publish_posted(&mut self, posted: u64) {
         self.own.publish_posted(posted);
-        self.publish_consumed();
+        self.look_for_waiter();
     }
 
-    #[inline(always)]
     pub(crate) fn publish_consumed(&mut self) {
         let consumed = self.consumer.next_index();
         self.tell_at = consumed + u64::from(self.own.geometry().slots / 4);
         self.payload_since = 0;
         self.own.publish_consumed(consumed);
+        self.look_for_waiter();
+    }
+
+    /// Rings a peer that sleeps until a receive or room is there, behind what was published.
+    #[inline(always)]
+    fn look_for_waiter(&mut self) {
         barrier::light(self.asymmetric);
         let armed = self.peer.credit_arm();
         if armed != 0 {
@@ -431,6 +497,13 @@ impl Connection {
         for ahead in 1..likely.min(MOST_SLOTS_AHEAD) {
             prefetch::for_reading(self.consumer.address(ahead).cast(), 1);
         }
+    }
+
+    /// Whether nothing likely waits behind the message whose head is given: [`Connection::look_ahead`]
+    /// would ask for nothing.
+    #[inline(always)]
+    pub(crate) fn is_alone(&self, head: SlotHead) -> bool {
+        head.behind == 0 && self.found_last <= 1
     }
 
     /// Called when a look found `count` messages.

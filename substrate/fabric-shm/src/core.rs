@@ -22,7 +22,7 @@ use crate::connection::Connection;
 use crate::control::Command;
 use crate::device::DeviceHandle;
 use crate::link::{Link, LinkEvent};
-use crate::receives::Receives;
+use crate::receives::{Receives, check_writable};
 use crate::remote::{Remote, Wait};
 use crate::request::{DeferredQueue, Request};
 use crate::shared_receive_queue::SharedReceives;
@@ -91,7 +91,6 @@ pub(crate) struct Inner {
     /// The peer's word on the message that did not fit, kept past the connection.
     too_long: u64,
     receives: Receives,
-    posted: u64,
 }
 
 impl Inner {
@@ -108,7 +107,6 @@ impl Inner {
             confirming: None,
             too_long: 0,
             receives: Receives::with_capacity(receive_depth),
-            posted: 0,
         }
     }
 }
@@ -159,10 +157,9 @@ impl Core {
                     if inner.state == QueuePairState::Init && inner.connecting {
                         let mut connection = Connection::new(object, bell, asymmetric);
                         for (index, receive) in (0..).zip(inner.receives.iter()) {
-                            let length = u32::try_from(receive.length).unwrap_or(u32::MAX);
-                            connection.own.publish_receive_length(index, length);
+                            connection.own.publish_receive_length(index, receive.length);
                         }
-                        connection.publish_posted(inner.posted);
+                        connection.publish_posted(inner.receives.posted());
                         inner.connection = Some(connection);
                         inner.state = QueuePairState::ReadyToSend;
                         connected = true;
@@ -266,27 +263,42 @@ impl Core {
         check_clock: bool,
     ) -> Progress {
         let inner = &mut *self.inner.borrow_mut();
+        // A connection is there while the queue pair is ready to send, and only then.
+        if inner.peer_closed || inner.connection.is_none() {
+            return inner.progress_at_end(self, queue, out, check_clock);
+        }
         let mut completions = 0;
-        if inner.state == QueuePairState::ReadyToSend {
-            if self.is_receive(queue)
-                && let Some(head) = inner.connection.as_ref().and_then(Connection::head)
-            {
-                completions = inner.receive_messages(self, head, out);
-            }
-            if self.is_send(queue) {
-                if !inner.unconfirmed.is_empty() {
-                    inner.confirm(self, check_clock);
-                }
-                if !inner.deferred.is_empty() && !inner.peer_closed {
-                    inner.drive(self, check_clock);
-                }
-            }
+        if self.is_receive(queue)
+            && let Some(head) = inner.connection.as_ref().and_then(Connection::head)
+        {
+            completions = inner.receive_messages(self, head, out);
         }
-        if inner.peer_closed || inner.state == QueuePairState::Error {
-            completions += inner.wind_down(self, queue, &mut out[completions..]);
+        if !inner.deferred.is_empty() || !inner.unconfirmed.is_empty() {
+            return inner.progress_waiting(self, queue, completions, check_clock);
         }
-        let quiet = completions == 0 && inner.deferred.is_empty() && inner.unconfirmed.is_empty();
-        Progress { completions, quiet, finished: inner.is_finished() }
+        Progress { completions, quiet: completions == 0, finished: false }
+    }
+
+    /// As [`Core::progress`] where no request waits and receives are the queue pair's own: how many
+    /// completions there are. `None`: nothing was done, and the long way is to look.
+    #[inline(always)]
+    pub(crate) fn progress_at_once(
+        &self,
+        queue: &Queue,
+        out: &mut [WorkCompletion],
+    ) -> Option<usize> {
+        let inner = &mut *self.inner.borrow_mut();
+        let connection = inner.connection.as_ref()?;
+        if inner.peer_closed || !inner.deferred.is_empty() || !inner.unconfirmed.is_empty() {
+            return None;
+        }
+        if !self.is_receive(queue) || self.shared_receives.is_some() {
+            return None;
+        }
+        match connection.head() {
+            None => Some(0),
+            Some(head) => Some(inner.receive_usual(self, head, out)),
+        }
     }
 
     fn completion(
@@ -301,27 +313,9 @@ impl Core {
     }
 
     /// Errors: as `QueuePair::post_send`.
-    #[inline(always)]
-    pub(crate) fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        let inner = &mut *self.inner.borrow_mut();
-        if let [request] = requests
-            && inner.state == QueuePairState::ReadyToSend
-            && !inner.peer_closed
-            && self.outstanding.get() < self.options.send_depth
-            && inner.ran_at_once(self, request)
-        {
-            return Ok(());
-        }
-        self.post_send_long(inner, requests)
-    }
-
-    /// Errors: as `QueuePair::post_send`.
     #[inline(never)]
-    fn post_send_long(
-        &self,
-        inner: &mut Inner,
-        requests: &[WorkRequest<'_>],
-    ) -> Result<(), PostError> {
+    fn post_send_long(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        let inner = &mut *self.inner.borrow_mut();
         if inner.state != QueuePairState::ReadyToSend || inner.peer_closed {
             let state = if inner.peer_closed { QueuePairState::Error } else { inner.state };
             return Err(PostError::NotReady(state));
@@ -365,6 +359,39 @@ impl Core {
     /// Errors: as `QueuePair::post_receive`.
     #[inline(always)]
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        let mut inner = self.inner.borrow_mut();
+        let Inner { connection, receives, peer_closed, .. } = &mut *inner;
+        if let [request] = requests
+            && let Some(connection) = connection
+            && !*peer_closed
+            && self.shared_receives.is_none()
+            && receives.len() < self.options.receive_depth as usize
+            && request.buffer.as_ref().is_none_or(|entry| check_writable(entry).is_ok())
+        {
+            let index = receives.posted();
+            let length = receives.post(request);
+            connection.own.publish_receive_length(index, length);
+            connection.publish_posted(receives.posted());
+            if self.receive_queue.is_armed() {
+                self.signal_for(connection);
+            }
+            return Ok(());
+        }
+        drop(inner);
+        self.post_receive_long(requests)
+    }
+
+    /// A receive was posted, and the queue armed: a message may have waited for it.
+    #[cold]
+    fn signal_for(&self, connection: &Connection) {
+        if connection.has_message() {
+            self.receive_queue.signal_if_armed();
+        }
+    }
+
+    /// Errors: as `QueuePair::post_receive`.
+    #[inline(never)]
+    fn post_receive_long(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         if self.shared_receives.is_some() {
             return Err(PostError::TooLarge { what: "max_queue_depth (receive)", limit: 0 });
         }
@@ -376,19 +403,18 @@ impl Core {
             return Err(PostError::QueueFull);
         }
         Receives::check(requests)?;
-        let Inner { connection, receives, posted, .. } = inner;
+        let Inner { connection, receives, .. } = inner;
         for request in requests {
+            let index = receives.posted();
             let length = receives.post(request);
             if let Some(connection) = connection {
-                let length = u32::try_from(length).unwrap_or(u32::MAX);
-                connection.own.publish_receive_length(*posted, length);
+                connection.own.publish_receive_length(index, length);
             }
-            *posted += 1;
         }
         if let Some(connection) = connection {
-            connection.publish_posted(*posted);
-            if self.receive_queue.is_armed() && connection.has_message() {
-                self.receive_queue.signal_if_armed();
+            connection.publish_posted(receives.posted());
+            if self.receive_queue.is_armed() {
+                self.signal_for(connection);
             }
         }
         Ok(())
@@ -401,6 +427,53 @@ impl Core {
 }
 
 impl Inner {
+    /// [`Core::progress`] of a queue pair whose requests wait, or wait to be confirmed, behind what was
+    /// received.
+    #[inline(never)]
+    fn progress_waiting(
+        &mut self,
+        core: &Core,
+        queue: &Queue,
+        completions: usize,
+        check_clock: bool,
+    ) -> Progress {
+        if core.is_send(queue) && self.state == QueuePairState::ReadyToSend {
+            if !self.unconfirmed.is_empty() {
+                self.confirm(core, check_clock);
+            }
+            if !self.deferred.is_empty() && !self.peer_closed {
+                self.drive(core, check_clock);
+            }
+        }
+        let quiet = completions == 0 && self.deferred.is_empty() && self.unconfirmed.is_empty();
+        Progress { completions, quiet, finished: self.is_finished() }
+    }
+
+    /// [`Core::progress`] where there is no connection, or none for long.
+    #[cold]
+    fn progress_at_end(
+        &mut self,
+        core: &Core,
+        queue: &Queue,
+        out: &mut [WorkCompletion],
+        check_clock: bool,
+    ) -> Progress {
+        let mut completions = 0;
+        if self.state == QueuePairState::ReadyToSend {
+            if core.is_receive(queue)
+                && let Some(head) = self.connection.as_ref().and_then(Connection::head)
+            {
+                completions = self.receive_messages(core, head, out);
+            }
+            self.progress_waiting(core, queue, completions, check_clock);
+        }
+        if self.peer_closed || self.state == QueuePairState::Error {
+            completions += self.wind_down(core, queue, &mut out[completions..]);
+        }
+        let quiet = completions == 0 && self.deferred.is_empty() && self.unconfirmed.is_empty();
+        Progress { completions, quiet, finished: self.is_finished() }
+    }
+
     fn is_finished(&self) -> bool {
         self.state == QueuePairState::Error
             && self.deferred.is_empty()

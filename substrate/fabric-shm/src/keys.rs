@@ -113,12 +113,61 @@ impl From<OpenedKey> for RemoteRegion {
     }
 }
 
+/// The region written last, where it was mapped from another process and may be written: what a write
+/// needs to know, in one place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Latest {
+    key: u64,
+    /// Bytes from its start that need no look at the region itself: all, or those that were faulted
+    /// in. 0: no region was written since the table changed.
+    length: u64,
+    base: *mut u8,
+    mark: NonNull<AtomicU64>,
+}
+
+impl Latest {
+    const NONE: Self = Self {
+        key: 0,
+        length: 0,
+        base: std::ptr::null_mut(),
+        mark: NonNull::from_ref(&NEVER_RETIRED),
+    };
+
+    /// Where a write of `length` bytes to `offset` of the region of `key` goes, and the mark of its
+    /// backing, if this is the region and the range lies inside.
+    #[inline(always)]
+    pub(crate) fn range(
+        &self,
+        key: u64,
+        offset: u64,
+        length: u64,
+    ) -> Option<(*mut u8, NonNull<AtomicU64>)> {
+        let inside = offset < self.length && length <= self.length - offset;
+        if key != self.key || !inside {
+            return None;
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+        let start = self.base.wrapping_add(offset as usize);
+        Some((start, self.mark))
+    }
+}
+
 /// The table. Keys are random, so their low bits serve as hash.
-#[derive(Debug, Default)]
+///
+/// Invariant: what `latest` names is open in the table, and so mapped: whatever changes a key's state
+/// forgets it.
+#[derive(Debug)]
 pub(crate) struct KeyTable {
     /// A power of two of places, at most half of them taken; or none.
     places: Vec<Option<(u64, KeyState)>>,
     taken: usize,
+    latest: Cell<Latest>,
+}
+
+impl Default for KeyTable {
+    fn default() -> Self {
+        Self { places: Vec::new(), taken: 0, latest: Cell::new(Latest::NONE) }
+    }
 }
 
 impl KeyTable {
@@ -156,8 +205,27 @@ impl KeyTable {
         }
     }
 
+    /// The region written last.
+    #[inline(always)]
+    pub(crate) fn latest(&self) -> Latest {
+        self.latest.get()
+    }
+
+    /// `region`, which is open as `key` and may be written, is: the next write of it needs no look at
+    /// the table.
+    #[inline(always)]
+    pub(crate) fn note_written(&self, key: u64, region: &RemoteRegion) {
+        let (faulted, latest) = (region.faulted_to.get(), self.latest.get());
+        let length = if faulted < region.length { faulted } else { region.length };
+        if (latest.key != key || latest.length != length) && region.here().is_none() {
+            let (base, mark) = (region.base.as_ptr(), region.mark);
+            self.latest.set(Latest { key, length, base, mark });
+        }
+    }
+
     /// Forgets `key`, which is mapped: it is asked for again at its next use. Its place stays taken.
     pub(crate) fn close(&mut self, key: u64) {
+        self.latest.set(Latest::NONE);
         if self.open(key).is_some() {
             let place = self.place(key);
             self.places[place] = Some((key, KeyState::Closed));
@@ -166,6 +234,7 @@ impl KeyTable {
 
     /// Sets what is known about `key`. Allocates; a control step.
     pub(crate) fn set(&mut self, key: u64, state: KeyState) {
+        self.latest.set(Latest::NONE);
         if (self.taken + 1) * 2 > self.places.len() {
             let bigger = (self.places.len() * 2).max(8);
             let old = std::mem::take(&mut self.places);
@@ -184,6 +253,7 @@ impl KeyTable {
 
     /// Forgets, and unmaps, everything.
     pub(crate) fn clear(&mut self) {
+        self.latest.set(Latest::NONE);
         self.places.clear();
         self.taken = 0;
     }
@@ -191,6 +261,8 @@ impl KeyTable {
 
 #[cfg(test)]
 mod tests {
+    use beeline_os::Mapping;
+
     use super::*;
 
     #[test]
@@ -209,5 +281,52 @@ mod tests {
         table.clear();
         assert!(table.find(0).is_none());
         assert!(table.open(u64::MAX).is_none());
+    }
+
+    fn mapped(access: Access) -> KeyState {
+        let memory = Opened::Mapped(Mapping::anonymous(1 << 20).unwrap());
+        let (length, persistence) = (1 << 20, Persistence::Volatile);
+        KeyState::Open(OpenedKey { memory, offset: 0, length, access, persistence }.into())
+    }
+
+    /// A table that knows key 5, which was written to, and 6.
+    fn written() -> KeyTable {
+        let mut table = KeyTable::default();
+        table.set(5, mapped(Access::all()));
+        table.set(6, mapped(Access::all()));
+        table.note_written(5, table.open(5).unwrap());
+        table
+    }
+
+    #[test]
+    fn the_region_written_last_is_known_by_its_key_and_inside_its_range() {
+        let table = written();
+        let latest = table.latest();
+        let base = table.open(5).unwrap().base.as_ptr();
+        assert_eq!(latest.range(5, 8, 8).map(|(start, _)| start), Some(base.wrapping_add(8)));
+        assert!(latest.range(6, 8, 8).is_none(), "another key");
+        let known = FIRST_MARK_BYTES;
+        assert!(latest.range(5, known - 8, 8).is_some());
+        assert!(latest.range(5, known - 8, 9).is_none(), "pages behind are to be faulted in");
+        assert!(latest.range(5, u64::MAX - 3, 8).is_none(), "an end beyond all numbers");
+        table.open(5).unwrap().before_write(known - 8, 16);
+        table.note_written(5, table.open(5).unwrap());
+        assert!(table.latest().range(5, known - 8, 9).is_some(), "and then are known");
+    }
+
+    #[test]
+    fn whatever_changes_a_key_forgets_the_region_written_last() {
+        let changes: [fn(&mut KeyTable); 4] = [
+            |table| table.close(5),
+            |table| table.set(5, KeyState::Refused),
+            |table| table.set(7, KeyState::Pending),
+            KeyTable::clear,
+        ];
+        for change in changes {
+            let mut table = written();
+            assert!(table.latest().range(5, 0, 8).is_some());
+            change(&mut table);
+            assert!(table.latest().range(5, 0, 8).is_none(), "its mapping may be gone");
+        }
     }
 }

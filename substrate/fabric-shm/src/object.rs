@@ -11,8 +11,9 @@
 //!          +128  message_arm   u32   0, or a generation: ring when a message is published
 //!          +132  credit_arm    u32   0, or a generation: ring when consumed or posted moves
 //!          +136  epoch         u64   moves when a key the peer opened lost its backing
-//!          +256  in_atomic     u64   1 while the owner runs an atomic on the peer's memory; the peer
-//!                                    makes it 2 when it moves that memory without waiting longer
+//!          +256  in_atomic     u64   1 while the owner runs an atomic on the peer's memory
+//!          +264  given_up      u64   1 once the peer moves that memory without waiting longer for the
+//!                                    atomic: the peer writes it, and the owner takes it back
 //! 4096   inbound of the active end:  slots (64 B each), receive lengths (u32 each), payload
 //! ...    inbound of the passive end: the same
 //! ```
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use beeline_fabric::FabricError;
-use beeline_os::Mapping;
+use beeline_os::{Mapping, barrier};
 use beeline_ring::slots::{Slot, SlotConsumer, SlotProducer};
 
 use crate::MAX_SEND_BYTES;
@@ -89,10 +90,6 @@ impl End {
 
 const HEADER: &[u8] = b"beeline-shm\0\x01\0\0\0";
 const INBOUND: usize = 4096;
-
-/// Values of `in_atomic`.
-const IN_ATOMIC: u64 = 1;
-const GIVEN_UP: u64 = 2;
 
 /// The object, mapped by one end.
 #[derive(Debug)]
@@ -182,19 +179,23 @@ impl ConnectionObject {
     /// Whether the peer announces an atomic in progress.
     pub(crate) fn peer_is_in_atomic(&self) -> bool {
         // Pairs with the release in `EndView::leave_atomic` at the peer.
-        self.view(self.end.other()).word(256).load(Ordering::Acquire) == IN_ATOMIC
+        self.view(self.end.other()).word(256).load(Ordering::Acquire) != 0
     }
 
-    /// Tells a peer that is still inside an atomic that nobody waits for it any more.
+    /// Tells a peer that is still inside an atomic that nobody waits for it any more. The peer leaves by
+    /// storing one word and then loading the other, with a light fence between ([`EndView::leave_atomic`]);
+    /// here the words are the other way round, with the heavy fence. So at least one side sees the other's
+    /// store: a peer that is still inside will see ours.
     pub(crate) fn give_up_atomic(&self) {
-        let word = self.view(self.end.other());
-        // Where it has just left it was waited for: its operation is part of what moves.
-        let _ = word.word(256).compare_exchange(
-            IN_ATOMIC,
-            GIVEN_UP,
-            Ordering::AcqRel,
-            Ordering::Acquire,
-        );
+        let peer = self.view(self.end.other());
+        // Pairs with the acquire in `leave_atomic`.
+        peer.word(264).store(1, Ordering::Release);
+        barrier::heavy();
+        if !self.peer_is_in_atomic() {
+            // It has just left, and its operation is part of what moves. Where it saw the word none the
+            // less, its request ends as one that nobody knows about.
+            peer.word(264).store(0, Ordering::Release);
+        }
     }
 }
 
@@ -308,39 +309,55 @@ impl EndView {
     /// Announces an atomic; the owner then fences and checks the peer's epoch.
     #[inline(always)]
     pub(crate) fn enter_atomic(&self) {
-        self.word(256).store(IN_ATOMIC, Ordering::Relaxed);
+        self.word(256).store(1, Ordering::Relaxed);
     }
 
     /// Leaves the atomic; false when the peer moved its memory meanwhile without waiting for it, so
     /// that nobody knows whether the operation took effect.
     #[inline(always)]
-    pub(crate) fn leave_atomic(&self) -> bool {
-        // Pairs with the acquire in `peer_is_in_atomic`, and with `give_up_atomic`: one of the two
-        // comes first, and both ends know which.
-        self.word(256).swap(0, Ordering::AcqRel) != GIVEN_UP
+    pub(crate) fn leave_atomic(&self, asymmetric: bool) -> bool {
+        // Pairs with the acquire in `peer_is_in_atomic`: who sees it sees what the operation stored.
+        self.word(256).store(0, Ordering::Release);
+        // Pairs with the heavy fence in `give_up_atomic`.
+        barrier::light(asymmetric);
+        self.word(264).load(Ordering::Acquire) == 0
+    }
+
+    /// Leaves an atomic whose operation was not done: whether it was waited for does not matter.
+    pub(crate) fn withdraw_atomic(&self) {
+        self.word(256).store(0, Ordering::Release);
+        // Release: behind the other, so that a peer that gives up between the two finds it left, or has
+        // its word taken back.
+        self.word(264).store(0, Ordering::Release);
     }
 
     /// Published length of the `index`th receive; nothing with a shared receive queue.
+    #[inline(always)]
     pub(crate) fn receive_length(&self, index: u64) -> Option<u32> {
-        Some(self.length_word(index)?.load(Ordering::Relaxed))
+        let mask = self.geometry.lengths.checked_sub(1)?;
+        Some(self.length_word(index, mask).load(Ordering::Relaxed))
     }
 
-    pub(crate) fn publish_receive_length(&self, index: u64, length: u32) {
-        if let Some(word) = self.length_word(index) {
-            // Where it is there already, as it mostly is, the peer keeps its copy of the line.
-            if word.load(Ordering::Relaxed) != length {
-                // Ordered by the release of `publish_posted` that follows.
-                word.store(length, Ordering::Relaxed);
-            }
+    /// Publishes that the `index`th receive takes `length` bytes, or the most that can be said.
+    #[inline(always)]
+    pub(crate) fn publish_receive_length(&self, index: u64, length: u64) {
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
+        let Some(mask) = self.geometry.lengths.checked_sub(1) else { return };
+        let word = self.length_word(index, mask);
+        // Where it is there already, as it mostly is, the peer keeps its copy of the line.
+        if word.load(Ordering::Relaxed) != length {
+            // Ordered by the release of `publish_posted` that follows.
+            word.store(length, Ordering::Relaxed);
         }
     }
 
-    fn length_word(&self, index: u64) -> Option<&AtomicU32> {
-        let mask = u64::from(self.geometry.lengths.checked_sub(1)?);
+    /// `mask`: one less than the number of lengths.
+    #[inline(always)]
+    fn length_word(&self, index: u64, mask: u32) -> &AtomicU32 {
         // SAFETY: below the number of lengths, a power of two.
-        let word = unsafe { self.lengths.add((index & mask) as usize) };
+        let word = unsafe { self.lengths.add((index & u64::from(mask)) as usize) };
         // SAFETY: mapped while the object lives, aligned, and only reached through atomics.
-        Some(unsafe { word.as_ref() })
+        unsafe { word.as_ref() }
     }
 
     /// Start of `length` payload bytes at `offset`, if they lie inside the area.
@@ -365,5 +382,44 @@ impl EndView {
     pub(crate) fn consumer(&self) -> SlotConsumer {
         // SAFETY: as in `producer`.
         unsafe { SlotConsumer::new(self.slots, self.geometry.slots) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends of one object.
+    fn ends() -> [ConnectionObject; 2] {
+        let payload_bytes = *Geometry::PAYLOAD.start();
+        let geometry = Geometry { slots: 16, lengths: 16, payload_bytes };
+        let length = ConnectionObject::length_bytes(geometry, geometry);
+        let mapping = Arc::new(Mapping::anonymous(length).unwrap());
+        [End::Active, End::Passive].map(|end| {
+            ConnectionObject::new(Arc::clone(&mapping), end, geometry, geometry).unwrap()
+        })
+    }
+
+    #[test]
+    fn an_atomic_that_nobody_waits_for_hears_it_and_no_other_one_does() {
+        let [owner, peer] = ends();
+        let (own, _) = peer.views();
+        own.enter_atomic();
+        assert!(owner.peer_is_in_atomic());
+        assert!(own.leave_atomic(true), "waited for");
+        assert!(!owner.peer_is_in_atomic());
+        // Given up a moment after it left.
+        owner.give_up_atomic();
+        own.enter_atomic();
+        assert!(own.leave_atomic(true), "the next one has nothing to do with it");
+        // Given up before it was done: it is done again, on what is there by then.
+        own.enter_atomic();
+        owner.give_up_atomic();
+        own.withdraw_atomic();
+        own.enter_atomic();
+        assert!(own.leave_atomic(true), "the second try was waited for");
+        own.enter_atomic();
+        owner.give_up_atomic();
+        assert!(!own.leave_atomic(true), "nobody knows what became of it");
     }
 }

@@ -1,8 +1,10 @@
 //! Posted receives in order, and the regions they lie in.
 //!
 //! A posted receive keeps its region alive. Holding a handle each would cost two atomic operations
-//! a message, so the handles are kept once and counted without atomics: a queue pair's receives
-//! mostly lie in one region.
+//! a message, so receives posted one after another in one region, as they mostly are, share one: a
+//! *run*, which ends when its last receive is taken.
+
+use std::collections::VecDeque;
 
 use beeline_fabric::{Access, MemoryRegion, PostError, ReceiveRequest, ScatterGatherEntry};
 
@@ -12,30 +14,31 @@ pub(crate) struct Receive {
     pub wr_id: u64,
     pub length: u64,
     offset: u64,
-    /// Place among the regions; [`NOWHERE`] without a buffer.
-    region: u32,
 }
 
-const NOWHERE: u32 = u32::MAX;
-
+/// Receives in one region, one behind another; receives without a buffer may lie between them.
 #[derive(Debug)]
-struct Held {
+struct Run {
     region: MemoryRegion,
-    receives: u32,
+    /// The last of them, as `Receives::next` counts.
+    last: usize,
 }
 
 /// See the module's documentation.
 ///
-/// Invariant: a receive's range lies inside its region, which is held while the receive is queued.
+/// Invariants: a receive's range lies inside the region of its run, which is held while the receive is
+/// queued; a run without a queued receive is not held; the next receive with a buffer is of the
+/// oldest run.
 #[derive(Debug)]
 pub(crate) struct Receives {
     /// A power of two of places; those from `first` to `next`, which count on for ever, are taken.
     places: Box<[Receive]>,
     first: usize,
     next: usize,
-    regions: Vec<Option<Held>>,
-    /// Where the last receive posted found its region.
-    latest: usize,
+    /// The newest run.
+    newest: Option<Run>,
+    /// Those before it, the oldest first.
+    older: VecDeque<Run>,
 }
 
 /// Errors: [`PostError::LocalProtection`].
@@ -51,14 +54,20 @@ pub(crate) fn check_writable(entry: &ScatterGatherEntry<'_>) -> Result<(), PostE
 
 impl Receives {
     pub(crate) fn with_capacity(depth: u32) -> Self {
-        let empty = Receive { wr_id: 0, length: 0, offset: 0, region: NOWHERE };
+        let empty = Receive { wr_id: 0, length: 0, offset: 0 };
         let places = vec![empty; (depth as usize).next_power_of_two()].into_boxed_slice();
-        Self { places, first: 0, next: 0, regions: Vec::new(), latest: 0 }
+        Self { places, first: 0, next: 0, newest: None, older: VecDeque::new() }
     }
 
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.next.wrapping_sub(self.first)
+    }
+
+    /// How many were ever posted.
+    #[inline(always)]
+    pub(crate) fn posted(&self) -> u64 {
+        self.next as u64
     }
 
     #[inline(always)]
@@ -84,46 +93,27 @@ impl Receives {
     /// that there are fewer than the depth.
     #[inline(always)]
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> u64 {
-        let (region, offset, length) = match &request.buffer {
-            Some(entry) => (self.hold(entry.region), entry.offset, entry.length),
-            None => (NOWHERE, 0, 0),
+        let (offset, length) = match &request.buffer {
+            Some(entry) => {
+                match &mut self.newest {
+                    Some(run) if run.region.is_same(entry.region) => run.last = self.next,
+                    _ => self.begin_run(entry.region),
+                }
+                (entry.offset, entry.length)
+            }
+            None => (0, 0),
         };
         let place = self.next & (self.places.len() - 1);
-        self.places[place] = Receive { wr_id: request.wr_id, length, offset, region };
+        self.places[place] = Receive { wr_id: request.wr_id, length, offset };
         self.next = self.next.wrapping_add(1);
         length
     }
 
-    #[inline(always)]
-    fn hold(&mut self, region: &MemoryRegion) -> u32 {
-        let latest = self.regions.get_mut(self.latest).and_then(Option::as_mut);
-        if let Some(held) = latest
-            && held.region.is_same(region)
-        {
-            held.receives += 1;
-        } else {
-            self.latest = self.hold_other(region);
-        }
-        u32::try_from(self.latest).unwrap_or(NOWHERE)
-    }
-
+    /// The receive that is about to be queued is the first of a run.
     #[cold]
-    fn hold_other(&mut self, region: &MemoryRegion) -> usize {
-        let known =
-            |held: &Option<Held>| held.as_ref().is_some_and(|held| held.region.is_same(region));
-        if let Some(place) = self.regions.iter().position(known) {
-            if let Some(held) = &mut self.regions[place] {
-                held.receives += 1;
-            }
-            return place;
-        }
-        let held = Some(Held { region: region.clone(), receives: 1 });
-        if let Some(place) = self.regions.iter().position(Option::is_none) {
-            self.regions[place] = held;
-            return place;
-        }
-        self.regions.push(held);
-        self.regions.len() - 1
+    fn begin_run(&mut self, region: &MemoryRegion) {
+        let run = Run { region: region.clone(), last: self.next };
+        self.older.extend(self.newest.replace(run));
     }
 
     /// The receive that is next.
@@ -132,26 +122,125 @@ impl Receives {
         (!self.is_empty()).then(|| *self.at(self.first))
     }
 
-    /// Where the bytes of a queued receive go: the range was checked when it was posted.
+    /// Where the bytes of `front`, the next receive, go, if it has room for any: the range was checked
+    /// when it was posted.
     #[inline(always)]
-    pub(crate) fn place(&self, receive: &Receive) -> Option<(&MemoryRegion, u64)> {
-        let held = self.regions.get(receive.region as usize)?.as_ref()?;
-        Some((&held.region, receive.offset))
+    pub(crate) fn place(&self, front: &Receive) -> Option<(&MemoryRegion, u64)> {
+        let run = if self.older.is_empty() { self.newest.as_ref() } else { self.older.front() };
+        Some((&run?.region, front.offset))
     }
 
-    /// Takes the next receive off; its region is let go with its last receive.
+    /// Takes the next receive off; its region is let go with its run's last receive.
     #[inline(always)]
+    pub(crate) fn take_front(&mut self) {
+        let taken = self.first;
+        self.first = taken.wrapping_add(1);
+        if !self.older.is_empty() {
+            self.end_older_run(taken);
+        } else if self.newest.as_ref().is_some_and(|run| run.last == taken) {
+            self.end_run();
+        }
+    }
+
+    /// Takes the next receive off.
     pub(crate) fn pop(&mut self) -> Option<Receive> {
         let receive = self.front()?;
-        self.first = self.first.wrapping_add(1);
-        if let Some(place) = self.regions.get_mut(receive.region as usize)
-            && let Some(held) = place
-        {
-            held.receives -= 1;
-            if held.receives == 0 {
-                *place = None;
+        self.take_front();
+        Some(receive)
+    }
+
+    #[cold]
+    fn end_run(&mut self) {
+        self.newest = None;
+    }
+
+    #[cold]
+    fn end_older_run(&mut self, taken: usize) {
+        if self.older.front().is_some_and(|run| run.last == taken) {
+            self.older.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use beeline_fabric::{FabricError, LocalKey, RegionControl, RemoteKey};
+    use beeline_os::SharedMemory;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A region's control that only tells, by its count, whether the region is held.
+    #[derive(Debug)]
+    struct Counted(Arc<()>);
+
+    impl RegionControl for Counted {
+        fn revoke(&self, _: &MemoryRegion) -> Result<(), FabricError> {
+            Ok(())
+        }
+
+        fn deregister(&self, _: LocalKey, _: RemoteKey) {}
+    }
+
+    fn region(held: &Arc<()>) -> MemoryRegion {
+        let memory = Arc::new(SharedMemory::allocate("receives", 4096).unwrap());
+        let control = Arc::new(Counted(Arc::clone(held)));
+        MemoryRegion::new(memory, Access::all(), LocalKey(0), RemoteKey(0), control)
+    }
+
+    proptest! {
+        /// Against a plain model: a queue of receives with a handle each.
+        #[test]
+        fn a_region_is_held_while_a_receive_in_it_is_queued_and_no_longer(
+            // A region's number; 2: a receive without a buffer; 3: one is taken.
+            steps in proptest::collection::vec(0..4_usize, 1..60),
+        ) {
+            let holds = [(); 2].map(|()| Arc::new(()));
+            let mut receives = Receives::with_capacity(8);
+            let mut model = VecDeque::new();
+            for (at, step) in (0..).zip(steps) {
+                if step == 3 {
+                    let taken = receives.front();
+                    prop_assert_eq!(taken.map(|receive| receive.wr_id), model.front().map(|&(id, _)| id));
+                    if let Some(&(id, which)) = model.front()
+                        && which < 2
+                        && let Some(receive) = taken
+                    {
+                        let (region, offset) = receives.place(&receive).unwrap();
+                        prop_assert_eq!(offset, id, "it goes where it was to go");
+                        let control: &Counted = region.control().downcast_ref().unwrap();
+                        prop_assert!(Arc::ptr_eq(&control.0, &holds[which]), "and into its region");
+                    }
+                    receives.pop();
+                    model.pop_front();
+                } else if receives.len() < 8 {
+                    // Handles of one region, as its owner has them, are not at hand here: each post
+                    // that finds none queued makes a new one.
+                    model.push_back((at, step));
+                    let posted = known(&receives, &holds, step);
+                    let posted = posted.or_else(|| Some(region(holds.get(step)?)));
+                    let buffer = posted.as_ref();
+                    let buffer = buffer.map(|region| ScatterGatherEntry { region, offset: at, length: 8 });
+                    receives.post(&ReceiveRequest { wr_id: at, buffer });
+                }
+                for (which, held) in holds.iter().enumerate() {
+                    let queued = model.iter().any(|&(_, other)| other == which);
+                    prop_assert_eq!(Arc::strong_count(held) > 1, queued, "region {} is held", which);
+                }
             }
         }
-        Some(receive)
+    }
+
+    /// The region that `held` tells of, where a run holds it.
+    fn known(receives: &Receives, holds: &[Arc<()>; 2], which: usize) -> Option<MemoryRegion> {
+        let held = holds.get(which)?;
+        let mut runs = receives.older.iter().chain(&receives.newest);
+        let of = |run: &&Run| {
+            let control: Option<&Counted> = run.region.control().downcast_ref();
+            control.is_some_and(|control| Arc::ptr_eq(&control.0, held))
+        };
+        runs.find(of).map(|run| run.region.clone())
     }
 }

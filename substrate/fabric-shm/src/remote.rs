@@ -14,6 +14,7 @@ use crate::control::Command;
 use crate::core::Core;
 use crate::keys::{KeyState, KeyTable};
 use crate::link::OpenedKey;
+use crate::object::EndView;
 use crate::request::{Kind, Request, copy};
 
 /// What the first waiting request waits for.
@@ -138,8 +139,8 @@ impl Remote {
 
     /// Whether keys opened so far still stand for what they stood for.
     #[inline(always)]
-    fn is_current(&self, connection: &Connection) -> bool {
-        connection.peer.epoch() == self.epoch
+    fn is_current(&self, peer: &EndView) -> bool {
+        peer.epoch() == self.epoch
     }
 
     /// After a copy: whether the backing it met is the one the key stands for.
@@ -147,13 +148,13 @@ impl Remote {
     fn stands(&self, connection: &Connection, reached: &Reached) -> bool {
         // Pairs with the heavy fences of `exposure::replace` and `Mapping::retire`.
         barrier::light(connection.asymmetric);
-        self.is_unmoved(connection, reached)
+        self.is_unmoved(&connection.peer, reached)
     }
 
     /// [`Remote::stands`], behind a fence.
     #[inline(always)]
-    fn is_unmoved(&self, connection: &Connection, reached: &Reached) -> bool {
-        self.is_current(connection) && reached.is_in_use()
+    fn is_unmoved(&self, peer: &EndView, reached: &Reached) -> bool {
+        self.is_current(peer) && reached.is_in_use()
     }
 
     /// After a copy: a write that raced with a replacement of the backing is done again. The epoch
@@ -181,12 +182,12 @@ impl Remote {
     #[inline(always)]
     fn reach(
         &self,
-        connection: &Connection,
+        peer: &EndView,
         address: RemoteAddress,
         length: u64,
         needed: Access,
     ) -> Option<Result<Reached, Status>> {
-        if !self.is_current(connection) {
+        if !self.is_current(peer) {
             return None;
         }
         let region = self.keys.open(address.key.0)?;
@@ -196,6 +197,7 @@ impl Remote {
         }
         if needed == Access::REMOTE_WRITE {
             region.before_write(address.offset, length);
+            self.keys.note_written(address.key.0, region);
         }
         // SAFETY: the offset was just checked to lie inside the mapping.
         let start = unsafe { region.base.add(offset(address)) };
@@ -208,7 +210,7 @@ impl Remote {
     /// Forgets keys that stand for something else by now.
     #[cold]
     fn renew(&mut self, connection: &Connection) {
-        if !self.is_current(connection) {
+        if !self.is_current(&connection.peer) {
             self.keys.clear();
             self.epoch = connection.peer.epoch();
         }
@@ -247,7 +249,7 @@ impl Remote {
         request: &Request<'_>,
         needed: Access,
     ) -> Result<Reached, Hold> {
-        match self.reach(connection, request.remote, request.length, needed) {
+        match self.reach(&connection.peer, request.remote, request.length, needed) {
             Some(Ok(reached)) => Ok(reached),
             Some(Err(status)) => Err(Hold::Fail(status)),
             None => {
@@ -266,15 +268,47 @@ impl Remote {
     #[inline(always)]
     pub(crate) unsafe fn place(
         &self,
-        connection: &Connection,
+        (peer, asymmetric): (&EndView, bool),
         address: RemoteAddress,
         source: *const u8,
         length: usize,
     ) -> bool {
-        let reached = self.reach(connection, address, length as u64, Access::REMOTE_WRITE);
+        let latest = self.keys.latest();
+        let Some((target, mark)) = latest.range(address.key.0, address.offset, length as u64)
+        else {
+            // SAFETY: the caller's contract.
+            return unsafe { self.place_elsewhere((peer, asymmetric), address, source, length) };
+        };
+        if !self.is_current(peer) {
+            return false;
+        }
+        // SAFETY: `length` bytes from the target lie inside a region that the table of keys holds, mapped
+        // writable because its rights include writing; the caller vouches for the source.
+        unsafe { copy(source, target, length) };
+        barrier::light(asymmetric);
+        // SAFETY: a word of the same mapping (`Reached::is_in_use`).
+        let mark = unsafe { mark.as_ref() };
+        // Acquire: pairs with the release in `Mapping::retire`.
+        self.is_current(peer) && mark.load(Ordering::Acquire) == 0
+    }
+
+    /// [`Remote::place`] in a region that is not the one written last.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Remote::place`].
+    #[inline(never)]
+    unsafe fn place_elsewhere(
+        &self,
+        (peer, asymmetric): (&EndView, bool),
+        address: RemoteAddress,
+        source: *const u8,
+        length: usize,
+    ) -> bool {
+        let reached = self.reach(peer, address, length as u64, Access::REMOTE_WRITE);
         let Some(Ok(target)) = reached else { return false };
         let storing = target.storing();
-        if storing.is_some() && !self.is_current(connection) {
+        if storing.is_some() && !self.is_current(peer) {
             return false;
         }
         // SAFETY: `length` bytes from the target lie inside the region, which was mapped writable
@@ -282,7 +316,8 @@ impl Remote {
         unsafe { copy(source, target.start.as_ptr(), length) };
         drop(storing);
         target.stored(length);
-        self.stands(connection, &target)
+        barrier::light(asymmetric);
+        self.is_unmoved(peer, &target)
     }
 
     /// Runs one request.
@@ -348,7 +383,7 @@ impl Remote {
         target: &Reached,
     ) -> Result<(), Hold> {
         let storing = target.storing();
-        if storing.is_some() && !self.is_current(connection) {
+        if storing.is_some() && !self.is_current(&connection.peer) {
             return Err(Hold::Wait(Wait::Key));
         }
         // SAFETY: `length` bytes from the target lie inside the mapped region, which was mapped
@@ -399,8 +434,8 @@ impl Remote {
         // An atomic cannot be done twice, so a replacement waits for it instead.
         connection.own.enter_atomic();
         barrier::light(connection.asymmetric);
-        if !self.is_current(connection) {
-            connection.own.leave_atomic();
+        if !self.is_current(&connection.peer) {
+            connection.own.withdraw_atomic();
             return Err(Hold::Wait(Wait::Key));
         }
         #[cfg(test)]
@@ -408,7 +443,7 @@ impl Remote {
         let old = act(word);
         drop(storing);
         reached.stored(8);
-        if !connection.own.leave_atomic() || !reached.is_in_use() {
+        if !connection.own.leave_atomic(connection.asymmetric) || !reached.is_in_use() {
             // It may have met the old backing or the new one: to say that it succeeded, or to do it
             // again, would be a guess.
             return Err(Hold::Fail(Status::TransportError));
@@ -434,7 +469,7 @@ impl Remote {
         if kind == FlushKind::Visible {
             // The look behind it needs one as well: this one serves both.
             fence(Ordering::SeqCst);
-            let stands = self.is_unmoved(connection, &reached);
+            let stands = self.is_unmoved(&connection.peer, &reached);
             return if stands { Ok(()) } else { Err(self.again(request.remote.key)) };
         }
         let Some(region) = self.keys.open(request.remote.key.0) else {

@@ -28,11 +28,63 @@ impl Inner {
         out: &mut [WorkCompletion],
     ) -> usize {
         match &core.shared_receives {
-            None => self.receive_own(core, head, out),
+            None => self.receive_usual(core, head, out),
             Some(shared) => self.receive_shared(core, shared, head, out),
         }
     }
 
+    /// A message that is likely alone, and of a kind that most are of, is taken at once.
+    #[inline(always)]
+    pub(super) fn receive_usual(
+        &mut self,
+        core: &Core,
+        head: SlotHead,
+        out: &mut [WorkCompletion],
+    ) -> usize {
+        let Self { connection, receives, .. } = self;
+        if let Some(connection) = connection
+            && connection.is_alone(head)
+            && let Some(first) = out.first_mut()
+            && let Some(receive) = receives.front()
+        {
+            let (opcode, length, immediate);
+            if let Some((written, with)) = connection.written(head) {
+                (opcode, length, immediate) = (Opcode::ReceiveWithImmediate, written, Some(with));
+            } else if let Some(bytes) = Connection::short(head)
+                && bytes as u64 <= receive.length
+            {
+                (opcode, length, immediate) = (Opcode::Receive, bytes as u64, None);
+                if bytes > 0
+                    && let Some((region, offset)) = receives.place(&receive)
+                {
+                    place_short(connection, region, offset, length);
+                }
+            } else {
+                return self.receive_own(core, head, out);
+            }
+            let (wr_id, status) = (receive.wr_id, Status::Success);
+            let (qp_num, context) = (core.link.qp_num, core.options.context);
+            *first = WorkCompletion { wr_id, status, opcode, length, immediate, qp_num, context };
+            receives.take_front();
+            connection.consume_slot();
+            return self.receive_behind(core, out);
+        }
+        self.receive_own(core, head, out)
+    }
+
+    /// One message was taken in; those behind it, while there is room for completions. Returns how
+    /// many with the first.
+    #[inline(always)]
+    fn receive_behind(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
+        if out.len() > 1
+            && let Some(head) = self.connection.as_ref().and_then(Connection::head)
+        {
+            return 1 + self.receive_own(core, head, &mut out[1..]);
+        }
+        1
+    }
+
+    #[inline(never)]
     fn receive_own(&mut self, core: &Core, head: SlotHead, out: &mut [WorkCompletion]) -> usize {
         let Some(connection) = &mut self.connection else { return 0 };
         let (count, end) = take_in(core, connection, &mut self.receives, head, out);
@@ -121,7 +173,7 @@ fn take_in(
                 qp_num: core.link.qp_num,
                 context: core.options.context,
             };
-            receives.pop();
+            receives.take_front();
             connection.consume_slot();
         } else if let Some(length) = Connection::short(head)
             && length as u64 <= receive.length
@@ -141,14 +193,14 @@ fn take_in(
                 qp_num: core.link.qp_num,
                 context: core.options.context,
             };
-            receives.pop();
+            receives.take_front();
             connection.consume_slot();
         } else {
             let place = receives.place(&receive);
             let message = connection.message(head);
             let (delivered, payload_bytes) = deliver(core, connection, &receive, place, message);
             *completion = delivered;
-            receives.pop();
+            receives.take_front();
             if delivered.status == Status::LengthError {
                 connection.own.set_too_long(connection.taken());
             }
@@ -215,6 +267,12 @@ fn deliver(
         }
     };
     (completion, payload_bytes)
+}
+
+/// [`place`] of a message in its slot.
+#[inline(never)]
+fn place_short(connection: &Connection, region: &MemoryRegion, offset: u64, length: u64) {
+    place(connection, region, offset, length, &Carried::Inline { first: 0 });
 }
 
 #[inline(always)]
