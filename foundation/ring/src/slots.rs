@@ -179,7 +179,7 @@ impl SlotProducer {
     #[inline(always)]
     #[must_use]
     pub fn free(&mut self) -> Option<FreeSlot<'_>> {
-        (self.has_room() && self.staged == 0).then(|| FreeSlot(self))
+        (self.has_room() && self.staged == 0).then_some(FreeSlot(self))
     }
 
     /// Takes note of the consumer's published index.

@@ -293,7 +293,20 @@ impl Queue {
         self.polls.set(polls);
         let rare =
             self.rare.get() || self.signal.has_news() || polls.is_multiple_of(POLLS_PER_CLOCK);
-        if !rare && self.is_empty() && !out.is_empty() {
+        if rare {
+            let check_clock = self.attend_rarely(polls)?;
+            return self.poll_several(out, 0, check_clock);
+        }
+        if !self.is_empty() {
+            let count = self.drain_some(out);
+            if count == out.len() {
+                // There may be more than the caller took.
+                self.signal_if_armed();
+                return Ok(count);
+            }
+            return self.poll_several(out, count, false);
+        }
+        if !out.is_empty() {
             let hot = self.hot.borrow();
             // Clients mostly have one.
             if let [(_, core)] = &hot[..]
@@ -308,18 +321,19 @@ impl Queue {
                 return Ok(count);
             }
         }
-        let check_clock = rare && self.attend_rarely(polls)?;
-        self.poll_several(out, check_clock)
+        self.poll_several(out, 0, false)
     }
 
-    /// [`Queue::poll`] where there is more to look at than one queue pair that only receives.
+    /// [`Queue::poll`] where there is more to look at than one queue pair that only receives; `count`
+    /// completions are there already.
     #[inline(never)]
     fn poll_several(
         &self,
         out: &mut [WorkCompletion],
+        mut count: usize,
         check_clock: bool,
     ) -> Result<usize, FabricError> {
-        let mut count = self.drain(out);
+        count += self.drain(&mut out[count..]);
         if count < out.len() {
             count += self.look_at_hot(&mut out[count..], check_clock);
             if count < out.len() {

@@ -343,14 +343,19 @@ impl Connection {
         body: &[u64],
         before: impl FnOnce(Before<'_>) -> bool,
     ) -> bool {
-        if self.kept != 0 || !self.sees_receive() {
-            return self.send_behind(tag, body, before);
+        let plain = self.kept == 0 && self.sees_receive() && self.producer.has_room();
+        if !plain && self.check_message().is_err() {
+            return false;
         }
         let (peer, asymmetric, receives_used) = (&self.peer, self.asymmetric, self.receives_used);
-        let Some(slot) = self.producer.free() else { return false };
         if !before(Before { peer, asymmetric, receives_used }) {
             return false;
         }
+        if !plain {
+            self.push_behind(tag, body);
+            return true;
+        }
+        let Some(slot) = self.producer.free() else { return false };
         prefetch::for_writing(slot.address(SLOTS_TO_WRITE).cast(), 1);
         slot.push(tag, body);
         self.receives_used += 1;
@@ -358,25 +363,11 @@ impl Connection {
         true
     }
 
-    /// [`Connection::send_alone`] while something is held back, or where it is not known that a
-    /// receive is there.
+    /// As [`Connection::push`], and announced unless something is held back.
     #[inline(never)]
-    fn send_behind(
-        &mut self,
-        tag: u32,
-        body: &[u64],
-        before: impl FnOnce(Before<'_>) -> bool,
-    ) -> bool {
-        if self.check_message().is_err() {
-            return false;
-        }
-        let (peer, asymmetric, receives_used) = (&self.peer, self.asymmetric, self.receives_used);
-        if !before(Before { peer, asymmetric, receives_used }) {
-            return false;
-        }
+    fn push_behind(&mut self, tag: u32, body: &[u64]) {
         self.push(tag, body);
         self.announce();
-        true
     }
 
     #[inline(always)]

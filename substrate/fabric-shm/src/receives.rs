@@ -35,8 +35,9 @@ pub(crate) struct Receives {
     places: Box<[Receive]>,
     first: usize,
     next: usize,
-    /// The newest run.
-    newest: Option<Run>,
+    /// The region of the newest run, and the last receive of it; where there is none, one that was taken.
+    newest: Option<MemoryRegion>,
+    newest_last: usize,
     /// Those before it, the oldest first.
     older: VecDeque<Run>,
 }
@@ -56,7 +57,14 @@ impl Receives {
     pub(crate) fn with_capacity(depth: u32) -> Self {
         let empty = Receive { wr_id: 0, length: 0, offset: 0 };
         let places = vec![empty; (depth as usize).next_power_of_two()].into_boxed_slice();
-        Self { places, first: 0, next: 0, newest: None, older: VecDeque::new() }
+        Self {
+            places,
+            first: 0,
+            next: 0,
+            newest: None,
+            newest_last: usize::MAX,
+            older: VecDeque::new(),
+        }
     }
 
     #[inline(always)]
@@ -95,10 +103,10 @@ impl Receives {
     pub(crate) fn post(&mut self, request: &ReceiveRequest<'_>) -> u64 {
         let (offset, length) = match &request.buffer {
             Some(entry) => {
-                match &mut self.newest {
-                    Some(run) if run.region.is_same(entry.region) => run.last = self.next,
-                    _ => self.begin_run(entry.region),
+                if self.newest.as_ref().is_none_or(|region| !region.is_same(entry.region)) {
+                    self.begin_run(entry.region);
                 }
+                self.newest_last = self.next;
                 (entry.offset, entry.length)
             }
             None => (0, 0),
@@ -112,8 +120,8 @@ impl Receives {
     /// The receive that is about to be queued is the first of a run.
     #[cold]
     fn begin_run(&mut self, region: &MemoryRegion) {
-        let run = Run { region: region.clone(), last: self.next };
-        self.older.extend(self.newest.replace(run));
+        let (before, last) = (self.newest.replace(region.clone()), self.newest_last);
+        self.older.extend(before.map(|region| Run { region, last }));
     }
 
     /// The receive that is next.
@@ -126,8 +134,8 @@ impl Receives {
     /// when it was posted.
     #[inline(always)]
     pub(crate) fn place(&self, front: &Receive) -> Option<(&MemoryRegion, u64)> {
-        let run = if self.older.is_empty() { self.newest.as_ref() } else { self.older.front() };
-        Some((&run?.region, front.offset))
+        let oldest = self.older.front().map(|run| &run.region);
+        Some((oldest.or(self.newest.as_ref())?, front.offset))
     }
 
     /// Takes the next receive off; its region is let go with its run's last receive.
@@ -135,10 +143,8 @@ impl Receives {
     pub(crate) fn take_front(&mut self) {
         let taken = self.first;
         self.first = taken.wrapping_add(1);
-        if !self.older.is_empty() {
-            self.end_older_run(taken);
-        } else if self.newest.as_ref().is_some_and(|run| run.last == taken) {
-            self.end_run();
+        if taken == self.newest_last || !self.older.is_empty() {
+            self.end_run(taken);
         }
     }
 
@@ -149,15 +155,13 @@ impl Receives {
         Some(receive)
     }
 
+    /// Lets a run go whose last receive was the one taken.
     #[cold]
-    fn end_run(&mut self) {
-        self.newest = None;
-    }
-
-    #[cold]
-    fn end_older_run(&mut self, taken: usize) {
+    fn end_run(&mut self, taken: usize) {
         if self.older.front().is_some_and(|run| run.last == taken) {
             self.older.pop_front();
+        } else if taken == self.newest_last {
+            self.newest = None;
         }
     }
 }
@@ -236,11 +240,12 @@ mod tests {
     /// The region that `held` tells of, where a run holds it.
     fn known(receives: &Receives, holds: &[Arc<()>; 2], which: usize) -> Option<MemoryRegion> {
         let held = holds.get(which)?;
-        let mut runs = receives.older.iter().chain(&receives.newest);
-        let of = |run: &&Run| {
-            let control: Option<&Counted> = run.region.control().downcast_ref();
+        let older = receives.older.iter().map(|run| &run.region);
+        let mut regions = older.chain(&receives.newest);
+        let of = |region: &&MemoryRegion| {
+            let control: Option<&Counted> = region.control().downcast_ref();
             control.is_some_and(|control| Arc::ptr_eq(&control.0, held))
         };
-        runs.find(of).map(|run| run.region.clone())
+        regions.find(of).cloned()
     }
 }

@@ -47,24 +47,26 @@ impl Inner {
             && let Some(first) = out.first_mut()
             && let Some(receive) = receives.front()
         {
-            let (opcode, length, immediate);
-            if let Some((written, with)) = connection.written(head) {
-                (opcode, length, immediate) = (Opcode::ReceiveWithImmediate, written, Some(with));
+            let (wr_id, status) = (receive.wr_id, Status::Success);
+            let (qp_num, context) = (core.link.qp_num, core.options.context);
+            if let Some((length, with)) = connection.written(head) {
+                let (opcode, immediate) = (Opcode::ReceiveWithImmediate, Some(with));
+                *first =
+                    WorkCompletion { wr_id, status, opcode, length, immediate, qp_num, context };
             } else if let Some(bytes) = Connection::short(head)
                 && bytes as u64 <= receive.length
             {
-                (opcode, length, immediate) = (Opcode::Receive, bytes as u64, None);
+                let (opcode, length, immediate) = (Opcode::Receive, bytes as u64, None);
                 if bytes > 0
                     && let Some((region, offset)) = receives.place(&receive)
                 {
                     place_short(connection, region, offset, length);
                 }
+                *first =
+                    WorkCompletion { wr_id, status, opcode, length, immediate, qp_num, context };
             } else {
                 return self.receive_own(core, head, out);
             }
-            let (wr_id, status) = (receive.wr_id, Status::Success);
-            let (qp_num, context) = (core.link.qp_num, core.options.context);
-            *first = WorkCompletion { wr_id, status, opcode, length, immediate, qp_num, context };
             receives.take_front();
             connection.consume_slot();
             return self.receive_behind(core, out);
