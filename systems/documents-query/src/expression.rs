@@ -194,6 +194,34 @@ operators! {
 }
 
 impl Expression {
+    /// Calls `visit` with each path that is equal to a plain value wherever the expression is true,
+    /// as far as `$eq` and `$and` say so. Not with null, which a path that reaches nothing is not
+    /// equal to here but has in an index, nor with arrays.
+    pub fn equalities(&self, scope: &Scope<'_>, visit: &mut dyn FnMut(&[String], Bson)) {
+        let constant = |expression: &Self| match expression {
+            Self::Literal(value) => Some(value.clone()),
+            Self::Variable(name, _) if scope.lookup(name).is_some() => {
+                expression.evaluate(scope).ok()
+            }
+            _ => None,
+        };
+        match self {
+            Self::Call(Op::And, parts) => parts.iter().for_each(|one| one.equalities(scope, visit)),
+            Self::Call(Op::Eq, sides) => {
+                let [left, right] = sides.as_slice() else { return };
+                for (field, other) in [(left, right), (right, left)] {
+                    if let (Self::Field(path), Some(value)) = (field, constant(other))
+                        && !matches!(value, Bson::Null | Bson::Undefined | Bson::Array(_))
+                        && value != MISSING
+                    {
+                        visit(path, value);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Parses an expression.
     ///
     /// Errors: an unknown operator, a wrong number of arguments, nesting past 100.

@@ -31,6 +31,7 @@ pub mod schema;
 pub mod sort;
 pub mod update;
 pub mod value;
+pub mod violations;
 
 pub use error::{Code, QueryError, Result};
 pub use matching::Filter;

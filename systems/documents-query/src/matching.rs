@@ -47,6 +47,7 @@ pub enum Filter {
 pub enum Predicate {
     Eq(Bson),
     Compare(Sign, Bson),
+    /// One of the values, which are in the order of BSON, or what a pattern matches.
     In(Vec<Bson>, Vec<Pattern>),
     Exists,
     Type(Vec<i32>, bool),
@@ -162,6 +163,28 @@ impl Filter {
         }
     }
 
+    /// The filter with the equalities that its expressions imply beside it, for the choice of an
+    /// index; `None` where they imply none. It selects what the filter selects and may select more.
+    #[must_use]
+    pub fn implied(&self, scope: &Scope<'_>) -> Option<Self> {
+        let mut all = Vec::new();
+        self.implies(scope, &mut all);
+        (!all.is_empty()).then(|| {
+            all.push(self.clone());
+            Self::And(all)
+        })
+    }
+
+    fn implies(&self, scope: &Scope<'_>, out: &mut Vec<Self>) {
+        match self {
+            Self::And(parts) => parts.iter().for_each(|part| part.implies(scope, out)),
+            Self::Expression(expression) => expression.equalities(scope, &mut |path, value| {
+                out.push(Self::Field(path.to_vec(), Predicate::Eq(value)));
+            }),
+            _ => {}
+        }
+    }
+
     /// Top-level fields the filter looks at; `None` when it may look at all.
     #[must_use]
     pub fn fields(&self) -> Option<Vec<&str>> {
@@ -179,32 +202,44 @@ impl Filter {
         }
     }
 
-    /// The position in the array `path` starts with of the first element that satisfied the
-    /// filter: what `$` stands for.
+    /// What `$` stands for in a path that begins with `array`: the position of the first element
+    /// of that array that satisfied the filter. Where the filter says nothing of that array, the
+    /// position in another array that the filter looks into, as with MongoDB.
     #[must_use]
     pub fn position(&self, document: &Document, array: &[String]) -> Option<usize> {
+        self.position_in(document, Some(array)).or_else(|| self.position_in(document, None))
+    }
+
+    fn position_in(&self, document: &Document, array: Option<&[String]>) -> Option<usize> {
         match self {
-            Self::And(parts) => parts.iter().find_map(|part| part.position(document, array)),
+            Self::And(parts) => parts.iter().find_map(|part| part.position_in(document, array)),
             Self::Or(parts) => parts
                 .iter()
                 .filter(|part| part.matches(document))
-                .find_map(|part| part.position(document, array)),
-            Self::Field(field, predicate) if field.starts_with(array) => {
-                let rest = &field[array.len()..];
+                .find_map(|part| part.position_in(document, array)),
+            Self::Field(field, predicate) => {
+                let array = match array {
+                    Some(array) => field.starts_with(array).then_some(array)?,
+                    None => outermost_array(document, field)?,
+                };
                 let Some(Bson::Array(elements)) = path::plain(document, array) else { return None };
-                elements.iter().position(|element| {
-                    if rest.is_empty() {
-                        predicate.on_element(element)
-                    } else if let Bson::Document(inner) = element {
-                        predicate.on(inner, rest)
-                    } else {
-                        false
-                    }
+                let rest = &field[array.len()..];
+                elements.iter().position(|element| match element {
+                    _ if rest.is_empty() => predicate.picks(element),
+                    Bson::Document(inner) => predicate.on(inner, rest),
+                    _ => false,
                 })
             }
             _ => None,
         }
     }
+}
+
+/// The part of a path at which it first meets an array.
+fn outermost_array<'a>(document: &Document, field: &'a [String]) -> Option<&'a [String]> {
+    (1..=field.len())
+        .map(|length| &field[..length])
+        .find(|part| matches!(path::plain(document, part), Some(Bson::Array(_))))
 }
 
 fn any(parts: &[Filter], document: &Document, scope: &Scope) -> Result<bool> {
@@ -235,15 +270,8 @@ impl Predicate {
             (Self::Exists, found) => found.is_some(),
             (Self::Size(size), Some(Bson::Array(elements))) => elements.len() as i64 == *size,
             (Self::Size(_), _) => false,
-            (Self::ElementMatch(filter), Some(Bson::Array(elements))) => {
-                elements.iter().any(|element| match element {
-                    Bson::Document(inner) => filter.matches(inner),
-                    Bson::Array(inner) => filter.matches(&numbered(inner)),
-                    _ => false,
-                })
-            }
-            (Self::ElementValue(parts), Some(Bson::Array(elements))) => {
-                elements.iter().any(|element| parts.iter().all(|part| part.on_element(element)))
+            (Self::ElementMatch(_) | Self::ElementValue(_), Some(Bson::Array(elements))) => {
+                elements.iter().any(|element| self.picks(element))
             }
             (Self::ElementMatch(_) | Self::ElementValue(_), _) => false,
             (Self::Type(codes, _), Some(Bson::Array(elements))) => {
@@ -267,11 +295,23 @@ impl Predicate {
         }
     }
 
+    /// Whether this element of an array is one for which the array satisfies the predicate.
+    fn picks(&self, element: &Bson) -> bool {
+        match (self, element) {
+            (Self::ElementMatch(filter), Bson::Document(inner)) => filter.matches(inner),
+            (Self::ElementMatch(filter), Bson::Array(inner)) => filter.matches(&numbered(inner)),
+            (Self::ElementMatch(_), _) => false,
+            (Self::ElementValue(parts), _) => parts.iter().all(|part| part.on_element(element)),
+            (Self::All(parts), _) => parts.iter().any(|part| part.picks(element)),
+            _ => self.on_element(element),
+        }
+    }
+
     fn on_missing(&self) -> bool {
         match self {
             Self::Eq(value) => matches!(value, Bson::Null | Bson::Undefined),
             Self::Compare(Sign::Lte | Sign::Gte, value) => matches!(value, Bson::Null),
-            Self::In(values, _) => values.iter().any(|value| matches!(value, Bson::Null)),
+            Self::In(values, _) => is_among(values, &Bson::Null),
             _ => false,
         }
     }
@@ -292,9 +332,8 @@ impl Predicate {
                 _ => sign.holds(compare(value, bound)),
             },
             Self::In(values, patterns) => {
-                values.iter().any(|wanted| {
-                    rank(wanted) == rank(value) && compare(value, wanted) == Ordering::Equal
-                }) || patterns.iter().any(|pattern| matches_pattern(pattern, value))
+                is_among(values, value)
+                    || patterns.iter().any(|pattern| matches_pattern(pattern, value))
             }
             Self::Exists => true,
             Self::Type(codes, numbers) => {
@@ -311,6 +350,10 @@ impl Predicate {
             }
         }
     }
+}
+
+fn is_among(values: &[Bson], value: &Bson) -> bool {
+    values.binary_search_by(|one| compare(one, value)).is_ok()
 }
 
 fn is_nan(value: &Bson) -> bool {

@@ -23,6 +23,7 @@ mod parse;
 
 pub use accumulator::Accumulator;
 use group::Group;
+pub use joins::made;
 use joins::{GraphLookup, Lookup, Unwind, redact};
 
 /// Deepest nesting of pipelines in pipelines.
@@ -107,7 +108,7 @@ enum Stage {
     Bucket(Box<Group>),
     ReplaceRoot(Expression),
     Sample(usize, Kept, u64),
-    UnionWith(String, Pipeline),
+    UnionWith(Option<String>, Pipeline),
     Redact(Expression),
     Sink(Sink),
     /// A stage that makes documents: handled by whoever runs the pipeline.
@@ -505,7 +506,12 @@ impl Stage {
             }
             Self::UnionWith(collection, pipeline) => {
                 let empty = Document::new();
-                outside.read(collection, pipeline, scope.variables().unwrap_or(&empty))
+                match collection {
+                    Some(collection) => {
+                        outside.read(collection, pipeline, scope.variables().unwrap_or(&empty))
+                    }
+                    None => pipeline.fresh().run_made(scope, outside),
+                }
             }
             _ => Ok(Vec::new()),
         }

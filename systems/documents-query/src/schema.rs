@@ -187,7 +187,7 @@ impl Schema {
         })
     }
 
-    fn allows_value(&self, value: &Bson) -> bool {
+    pub(crate) fn allows_value(&self, value: &Bson) -> bool {
         self.rules.iter().all(|rule| rule.allows(value))
     }
 }

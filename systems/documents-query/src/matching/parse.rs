@@ -199,6 +199,8 @@ fn membership(name: &str, value: &Bson) -> Result<Predicate> {
             other => values.push(other.clone()),
         }
     }
+    // In order, so that a value is found among many without looking at each.
+    values.sort_by(crate::value::compare);
     Ok(Predicate::In(values, patterns))
 }
 

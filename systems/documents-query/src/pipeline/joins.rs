@@ -3,7 +3,7 @@
 use bson::{Bson, Document};
 
 use super::{Flow, Outside, Pipeline, Stage};
-use crate::error::{Result, bad};
+use crate::error::{Code, Result, bad, fail};
 use crate::expression::{Expression, MISSING, Scope};
 use crate::matching::Filter;
 use crate::memory::{Lease, size_of};
@@ -114,8 +114,7 @@ impl Lookup {
     ) -> Result<Document> {
         let mut variables = scope.variables().cloned().unwrap_or_default();
         for (name, expression) in &self.variables {
-            let value = expression.evaluate(&scope.rooted(&document))?;
-            variables.insert(name.clone(), if value == MISSING { Bson::Null } else { value });
+            variables.insert(name.clone(), expression.evaluate(&scope.rooted(&document))?);
         }
         let mut pipeline = self.pipeline.fresh();
         if let Some((local, foreign)) = &self.fields {
@@ -124,12 +123,45 @@ impl Lookup {
         }
         let found = match &self.from {
             Some(from) => outside.read(from, &pipeline, &variables)?,
-            None => pipeline.run(Vec::new(), &Scope::with_variables(&variables), outside)?,
+            None => pipeline.run_made(&Scope::with_variables(&variables), outside)?,
         };
         let found = Bson::Array(found.into_iter().map(Bson::Document).collect());
         crate::path::set(&mut document, &self.into, found);
         Ok(document)
     }
+}
+
+impl Pipeline {
+    /// Runs a pipeline that begins with `$documents`, which makes its input.
+    ///
+    /// Errors: those of its stages.
+    pub(super) fn run_made(
+        mut self,
+        scope: &Scope<'_>,
+        outside: &mut dyn Outside,
+    ) -> Result<Vec<Document>> {
+        let input = match self.take_source() {
+            Some((name, argument)) if name == "$documents" => made(&argument, scope)?,
+            _ => return bad("a pipeline without a collection begins with $documents"),
+        };
+        self.run(input, scope, outside)
+    }
+}
+
+/// The documents that the argument of a `$documents` stage makes.
+///
+/// Errors: those of its expressions, something other than an array of objects.
+pub fn made(argument: &Document, scope: &Scope<'_>) -> Result<Vec<Document>> {
+    let all = Expression::parse(argument.get("argument").unwrap_or(&Bson::Null))?;
+    let Bson::Array(all) = all.evaluate(scope)? else {
+        return fail(Code::TypeMismatch, "$documents takes an array");
+    };
+    all.into_iter()
+        .map(|one| match one {
+            Bson::Document(document) => Ok(document),
+            _ => fail(Code::TypeMismatch, "$documents holds objects"),
+        })
+        .collect()
 }
 
 impl GraphLookup {

@@ -26,6 +26,18 @@ const SOURCES: &[&str] = &[
     "$planCacheStats",
 ];
 
+/// Stages behind `$changeStream`: those that handle one event at a time.
+const IN_CHANGE_STREAMS: &[&str] = &[
+    "$addFields",
+    "$match",
+    "$project",
+    "$redact",
+    "$replaceRoot",
+    "$replaceWith",
+    "$set",
+    "$unset",
+];
+
 /// `$unwind` stages of one pipeline at most: each takes its part of the stack.
 const MOST_UNWINDS: usize = 100;
 
@@ -61,6 +73,14 @@ pub(super) fn pipeline(stages: &[Bson], depth: usize) -> Result<Pipeline> {
             return fail(
                 Code::InvalidNamespace,
                 format!("{name} is only valid as the first stage in a pipeline"),
+            );
+        }
+        if matches!(parsed.first(), Some(Stage::Source(first, _)) if first == "$changeStream")
+            && !IN_CHANGE_STREAMS.contains(&name.as_str())
+        {
+            return fail(
+                Code::IllegalOperation,
+                format!("{name} is not permitted in a $changeStream pipeline"),
             );
         }
         stage(name, argument, depth, &mut parsed)?;
@@ -362,13 +382,16 @@ fn stage(name: &str, argument: &Bson, depth: usize, out: &mut Vec<Stage>) -> Res
             None => return fail(Code::FailedToParse, "$sample stage must specify a size"),
         },
         "$unionWith" => match argument {
-            Bson::String(collection) => Stage::UnionWith(collection.clone(), Pipeline::default()),
+            Bson::String(collection) => {
+                Stage::UnionWith(Some(collection.clone()), Pipeline::default())
+            }
             other => {
                 let given = document(name, other)?;
-                Stage::UnionWith(
-                    text(name, given, "coll")?.to_owned(),
-                    below(name, given.get("pipeline"), depth)?,
-                )
+                let collection = match given.get("coll") {
+                    None if given.contains_key("pipeline") => None,
+                    _ => Some(text(name, given, "coll")?.to_owned()),
+                };
+                Stage::UnionWith(collection, below(name, given.get("pipeline"), depth)?)
             }
         },
         "$out" => Stage::Sink(match argument {

@@ -147,6 +147,45 @@ fn what_cannot_be_run_is_refused() {
     }
 }
 
+#[test]
+fn what_is_missing_joins_what_is_missing_and_not_null() {
+    let pipeline = bson!([
+        { "$lookup": { "from": "other", "let": { "up": "$up" }, "as": "found",
+            "pipeline": [{ "$match": { "$expr": { "$eq": ["$up", "$$up"] } } }, { "$project": { "_id": 1 } }] } },
+    ]);
+    let found = run(pipeline, vec![doc! { "_id": 1 }, doc! { "_id": 2, "up": Bson::Null }]);
+    assert_eq!(found[0], doc! { "_id": 1, "found": [{ "_id": 1 }] });
+    assert_eq!(found[1], doc! { "_id": 2, "up": Bson::Null, "found": [] });
+}
+
+#[test]
+fn a_pipeline_inside_may_begin_with_documents_of_its_own() {
+    let made = bson!([{ "$documents": [{ "a": 1 }, { "a": 2 }] }, { "$match": { "a": 2 } }]);
+    let joined = run(
+        bson!([{ "$lookup": { "pipeline": made.clone(), "as": "made" } }]),
+        vec![doc! { "_id": 1 }],
+    );
+    assert_eq!(joined, [doc! { "_id": 1, "made": [{ "a": 2 }] }]);
+    let beside = run(bson!([{ "$unionWith": { "pipeline": made } }]), vec![doc! { "_id": 1 }]);
+    assert_eq!(beside, [doc! { "_id": 1 }, doc! { "a": 2 }]);
+    let Bson::Array(nothing) = bson!([{ "$lookup": { "pipeline": [], "as": "made" } }]) else {
+        unreachable!()
+    };
+    let nothing = Pipeline::parse(&nothing).unwrap();
+    nothing.run(vec![doc! {}], &Scope::default(), &mut NoOutside).unwrap_err();
+}
+
+#[test]
+fn a_change_stream_is_filtered_and_not_grouped() {
+    let parsed = |stage: Bson| {
+        let Bson::Array(stages) = bson!([{ "$changeStream": {} }, stage]) else { unreachable!() };
+        Pipeline::parse(&stages).map(|_| ()).map_err(|error| error.code)
+    };
+    assert_eq!(parsed(bson!({ "$match": { "operationType": "insert" } })), Ok(()));
+    assert_eq!(parsed(bson!({ "$group": { "_id": 1 } })), Err(Code::IllegalOperation));
+    assert_eq!(parsed(bson!({ "$limit": 1 })), Err(Code::IllegalOperation));
+}
+
 /// Nothing outside, and little memory.
 struct Little(Arc<Memory>);
 

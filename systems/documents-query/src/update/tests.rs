@@ -116,6 +116,30 @@ fn arrays_are_pushed_pulled_and_sorted() {
 }
 
 #[test]
+fn a_position_is_that_of_the_element_that_was_matched() {
+    let document = doc! { "_id": 1, "l": [1, 5, 7], "m": [1, 2, 3],
+    "d": [ { "k": 1, "w": 9 }, { "k": 2, "w": 8 }, { "k": 2, "w": 9 } ] };
+    for (filter, at) in [
+        (doc! { "d": { "$elemMatch": { "k": 2, "w": 9 } } }, 2),
+        (doc! { "d.k": 2 }, 1),
+        (doc! { "d": { "$all": [{ "$elemMatch": { "w": 8 } }] } }, 1),
+        (doc! { "_id": 1, "$or": [{ "d": { "$elemMatch": { "k": 3 } } }, { "d.w": 8 }] }, 1),
+        // An array that the filter does not look into takes the position in one that it does.
+        (doc! { "l": { "$elemMatch": { "$gt": 1, "$lt": 6 } } }, 1),
+        (doc! { "l": 7 }, 2),
+    ] {
+        let update = bson!({ "$set": { "d.$.new": true } });
+        let found = try_update(update, filter.clone(), &[], document.clone()).unwrap();
+        for (place, element) in found.get_array("d").unwrap().iter().enumerate() {
+            let changed = element.as_document().unwrap().contains_key("new");
+            assert_eq!(changed, place == at, "{filter}");
+        }
+    }
+    let update = bson!({ "$set": { "m.$": 0 } });
+    assert!(try_update(update, doc! { "_id": 1 }, &[], document).is_err());
+}
+
+#[test]
 fn positions_stand_for_elements() {
     let document =
         doc! { "_id": 1, "l": [1, 5, 7], "d": [ { "k": 1, "v": 0 }, { "k": 2, "v": 0 } ] };
