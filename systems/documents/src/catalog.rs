@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use beeline_documents_query::error::{Code, QueryError, Result, bad, fail};
 use beeline_documents_query::memory::Memory;
 use beeline_documents_query::value::{integral, truthy};
+use beeline_documents_query::violations::details;
 use beeline_documents_query::{Filter, path};
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
@@ -564,9 +565,9 @@ impl Collection {
             return Ok(());
         }
         let id = document.get("_id").cloned().unwrap_or(Bson::Null);
-        let info = doc! { "errInfo": { "failingDocumentId": id, "details": {
-            "operatorName": self.options.get_document("validator").ok().and_then(|filter| filter.keys().next().cloned()).unwrap_or_default(),
-        } } };
+        let given = self.options.get_document("validator");
+        let details = given.map(|given| details(given, document)).unwrap_or_default();
+        let info = doc! { "errInfo": { "failingDocumentId": id, "details": details } };
         fail(Code::DocumentValidationFailure, "Document failed validation")
             .map_err(|error| error.with(info))
     }

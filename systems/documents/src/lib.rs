@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 pub mod catalog;
 mod changes;
 pub mod channel;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use beeline_documents_query::Filter;
 use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::matching::{Predicate, Sign};
+use beeline_documents_query::path::position;
 use beeline_documents_query::sort::Order;
 use beeline_documents_query::value::{append_key, key, rank};
 use bson::{Bson, Document, doc};
@@ -19,8 +20,8 @@ use crate::index::append_part;
 use crate::layout::{kind, numbered};
 use crate::store::{Stretch, behind};
 
-/// Most stretches of one plan; more values in an `$in` are looked at one by one.
-const MOST_STRETCHES: usize = 2000;
+/// Most stretches of one plan; more values in an `$in` are looked for in each document instead.
+const MOST_STRETCHES: usize = 50_000;
 
 /// Rank of regular expressions in the order of BSON.
 const REGEX_RANK: u8 = 52;
@@ -45,6 +46,8 @@ pub enum Source {
     Records,
     /// The entries of an index.
     Index(Arc<Index>),
+    /// What the branches of a disjunction walk, each in its own stretches: documents and entries.
+    Union(Vec<Plan>),
     /// Nothing can match.
     Nothing,
 }
@@ -140,10 +143,23 @@ fn intervals(predicate: &Predicate) -> Option<Vec<Interval>> {
 }
 
 /// The predicates of a conjunction on a path.
-fn predicates<'f>(filter: &'f Filter, path: &[String], out: &mut Vec<&'f Predicate>) {
+pub(crate) fn predicates<'f>(filter: &'f Filter, path: &[String], out: &mut Vec<&'f Predicate>) {
     match filter {
         Filter::And(parts) => parts.iter().for_each(|part| predicates(part, path, out)),
         Filter::Or(parts) if parts.len() == 1 => predicates(&parts[0], path, out),
+        // What one element satisfies is satisfied by an entry of that element.
+        Filter::Field(own, Predicate::ElementValue(parts)) if own.as_slice() == path => {
+            out.extend(parts);
+        }
+        Filter::Field(own, Predicate::ElementMatch(inner)) => {
+            // A number below an array is a position in an element that is an array itself, which an
+            // index does not look into.
+            if let Some(below) = path.strip_prefix(own.as_slice())
+                && below.first().is_some_and(|first| position(first).is_none())
+            {
+                predicates(inner, below, out);
+            }
+        }
         Filter::Field(own, predicate) if own.as_slice() == path => out.push(predicate),
         _ => {}
     }
@@ -244,7 +260,52 @@ pub fn choose(
         }
         return Ok(plan);
     }
+    if let Some(branches) = disjunction(filter)
+        && let Some(plan) = union(collection, branches, order)?
+    {
+        return Ok(plan);
+    }
     Ok(whole(collection, order))
+}
+
+/// The branches of a filter of which every selected document satisfies one.
+fn disjunction(filter: &Filter) -> Option<&[Filter]> {
+    match filter {
+        Filter::Or(branches) => Some(branches),
+        Filter::And(parts) => parts.iter().find_map(disjunction),
+        _ => None,
+    }
+}
+
+/// A plan for each branch, one behind the other; `None` where a branch needs the whole collection.
+fn union(
+    collection: &Collection,
+    branches: &[Filter],
+    order: Option<&Order>,
+) -> Result<Option<Plan>> {
+    if collection.capped.is_some() {
+        return Ok(None);
+    }
+    let (mut plans, mut stretches) = (Vec::with_capacity(branches.len()), Vec::new());
+    for branch in branches {
+        let plan = choose(collection, branch, None, None)?;
+        if plan.is_whole() {
+            return Ok(None);
+        }
+        match plan.source {
+            Source::Nothing => continue,
+            Source::Union(below) => plans.extend(below),
+            _ => plans.push(plan.clone()),
+        }
+        stretches.extend(plan.stretches);
+        if stretches.len() > MOST_STRETCHES {
+            return Ok(None);
+        }
+    }
+    let sorted = order.is_none();
+    let mut plan = Plan { source: Source::Union(plans), stretches, backward: false, sorted };
+    plan.arrange();
+    Ok(Some(plan))
 }
 
 /// The whole collection.
@@ -358,6 +419,10 @@ fn by_index_with(
             break;
         }
         let Some(found) = bounds(filter, path, index.multikey) else { break };
+        // Each value of one field with each of another would be too many: those before are enough.
+        if prefixes.len() * found.len() > MOST_STRETCHES {
+            break;
+        }
         used += 1;
         let points = found.iter().all(Interval::is_point);
         if *direction == Direction::Hashed {
@@ -378,7 +443,7 @@ fn by_index_with(
             equal += 1;
             continue;
         }
-        if points && prefixes.len() * found.len() <= MOST_STRETCHES {
+        if points {
             prefixes = product(
                 &prefixes,
                 found.iter().map(|one| match direction {
@@ -420,56 +485,32 @@ fn by_index_with(
 }
 
 impl Plan {
+    /// True when it walks all documents.
+    pub(crate) fn is_whole(&self) -> bool {
+        matches!(self.source, Source::Records)
+            && self.stretches.len() == 1
+            && matches!((&self.stretches[0].from, &self.stretches[0].to), (Bound::Included(from), Bound::Excluded(_)) if from.len() == crate::layout::NUMBERED)
+    }
+
+    /// Every index whose entries it walks.
+    pub fn indexes(&self) -> Box<dyn Iterator<Item = &Arc<Index>> + '_> {
+        match &self.source {
+            Source::Index(index) => Box::new(std::iter::once(index)),
+            Source::Union(plans) => Box::new(plans.iter().flat_map(Self::indexes)),
+            Source::Records | Source::Nothing => Box::new(std::iter::empty()),
+        }
+    }
+
     fn arrange(&mut self) {
         let start = |stretch: &Stretch| match &stretch.from {
             Bound::Included(from) | Bound::Excluded(from) => from.clone(),
             Bound::Unbounded => Vec::new(),
         };
         self.stretches.retain(|stretch| !stretch.is_empty());
-        self.stretches.sort_by_key(start);
+        self.stretches.sort_by_cached_key(start);
         self.stretches.dedup();
         if self.backward {
             self.stretches.reverse();
-        }
-    }
-
-    /// As `explain` shows it.
-    #[must_use]
-    pub fn explained(&self, filter: &Document, key: Option<Document>) -> Document {
-        let direction = if self.backward { "backward" } else { "forward" };
-        match &self.source {
-            Source::Nothing => doc! { "stage": "EOF" },
-            Source::Index(index) => doc! {
-                "stage": "FETCH",
-                "filter": filter.clone(),
-                "inputStage": {
-                    "stage": "IXSCAN",
-                    "keyPattern": key.unwrap_or_else(|| index.key()),
-                    "indexName": index.name.clone(),
-                    "isMultiKey": index.multikey,
-                    "isUnique": index.unique,
-                    "isSparse": index.sparse,
-                    "isPartial": index.partial.is_some(),
-                    "indexVersion": 2,
-                    "direction": direction,
-                    "stretches": self.stretches.len() as i32,
-                },
-            },
-            Source::Records => {
-                let whole = self.stretches.len() == 1
-                    && matches!((&self.stretches[0].from, &self.stretches[0].to), (Bound::Included(from), Bound::Excluded(_)) if from.len() == crate::layout::NUMBERED);
-                if whole {
-                    doc! { "stage": "COLLSCAN", "filter": filter.clone(), "direction": direction }
-                } else {
-                    doc! {
-                        "stage": "FETCH",
-                        "filter": filter.clone(),
-                        "inputStage": { "stage": "IXSCAN", "keyPattern": { "_id": 1 }, "indexName": "_id_",
-                            "isMultiKey": false, "isUnique": true, "indexVersion": 2, "direction": direction,
-                            "stretches": self.stretches.len() as i32 },
-                    }
-                }
-            }
         }
     }
 }

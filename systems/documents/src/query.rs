@@ -66,7 +66,9 @@ impl Query {
     /// Errors: a hint that names no index.
     pub fn new(database: &Arc<Database>, collection: &Collection, asked: Asked) -> Result<Self> {
         let filter = asked.filter.clone().unwrap_or_else(Filter::all);
-        let plan = choose(collection, &filter, asked.order.as_ref(), asked.hint.as_ref())?;
+        let implied = filter.implied(&Scope::with_variables(&asked.variables));
+        let planned = implied.as_ref().unwrap_or(&filter);
+        let plan = choose(collection, planned, asked.order.as_ref(), asked.hint.as_ref())?;
         let sorted = plan.sorted;
         let mut scan = Scan::new(collection, plan, filter);
         let tailing = asked.tailing;
@@ -123,6 +125,14 @@ impl Query {
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
         self.scan.as_ref().map(Scan::plan)
+    }
+
+    /// What its documents satisfy, as the choice of an index saw it.
+    #[must_use]
+    pub fn planned(&self) -> Option<Filter> {
+        let filter = self.asked.filter.as_ref()?;
+        let implied = filter.implied(&Scope::with_variables(&self.asked.variables));
+        Some(implied.unwrap_or_else(|| filter.clone()))
     }
 
     /// Documents and index entries looked at.

@@ -59,7 +59,7 @@ impl Scan {
     pub fn new(collection: &Collection, plan: Plan, filter: Filter) -> Self {
         let fields = filter.fields().map(|all| all.into_iter().map(str::to_owned).collect());
         // Without arrays a document has one entry in a stretch, but its key may move between slices.
-        let seen = matches!(plan.source, Source::Index(_)).then(HashSet::new);
+        let seen = matches!(plan.source, Source::Index(_) | Source::Union(_)).then(HashSet::new);
         let done = matches!(plan.source, Source::Nothing);
         Self {
             collection: collection.id,
@@ -104,15 +104,15 @@ impl Scan {
                 "the collection was dropped or renamed while the operation went through it",
             );
         };
-        match &self.plan.source {
-            Source::Index(index) if collection.indexes.iter().all(|known| known.id != index.id) => {
-                fail(
+        for index in self.plan.indexes() {
+            if collection.indexes.iter().all(|known| known.id != index.id) {
+                return fail(
                     Code::QueryPlanKilled,
                     format!("query plan killed :: caused by :: index '{}' dropped", index.name),
-                )
+                );
             }
-            _ => row.enter(collection),
         }
+        row.enter(collection)
     }
 
     /// Looks at one slice; what the filter selects is appended. At most `most` are found.
@@ -132,8 +132,21 @@ impl Scan {
             Source::Nothing => self.done = true,
             Source::Records => self.records(backing, scope, most, out)?,
             Source::Index(_) => self.entries(backing, scope, most, out)?,
+            Source::Union(_) if self.among_entries() => self.entries(backing, scope, most, out)?,
+            Source::Union(_) => self.records(backing, scope, most, out)?,
         }
         Ok(())
+    }
+
+    /// Whether the current stretch is one of index entries, where a plan has both.
+    fn among_entries(&self) -> bool {
+        let start = self.plan.stretches.get(self.stretch).map(|stretch| &stretch.from);
+        matches!(start, Some(Bound::Included(from) | Bound::Excluded(from)) if from.first() == Some(&kind::INDEX))
+    }
+
+    /// Whether the next stretch is of the other kind, so that this slice ends before it.
+    fn turns(&self, entries: bool) -> bool {
+        matches!(self.plan.source, Source::Union(_)) && self.among_entries() != entries
     }
 
     /// What is left of the current stretch.
@@ -163,17 +176,20 @@ impl Scan {
         out: &mut Vec<Found>,
     ) -> Result<()> {
         let (mut looked, mut bytes) = (0, 0);
-        while looked < SLICE && !self.done {
+        while looked < SLICE && !self.done && !self.turns(false) {
             let Some(rest) = self.rest() else {
                 self.done = true;
                 break;
             };
-            let (filter, fields) = (&self.filter, &self.fields);
+            let (filter, fields, seen) = (&self.filter, &self.fields, &mut self.seen);
             let (mut last, mut failure, mut full) = (None, None, false);
             backing.range(&rest, self.plan.backward, &mut |key, value| {
                 looked += 1;
                 bytes += value.len();
-                match selects(filter, fields.as_deref(), value, scope) {
+                let new = seen.as_mut().is_none_or(|seen| seen.insert(key[NUMBERED..].to_vec()));
+                let selected =
+                    if new { selects(filter, fields.as_deref(), value, scope) } else { Ok(false) };
+                match selected {
                     Ok(true) => {
                         out.push(Found { record: key[NUMBERED..].to_vec(), bytes: value.to_vec() })
                     }
@@ -221,7 +237,12 @@ impl Scan {
         let (mut looked, mut weight) = (0, 0);
         // Few entries first: most queries through an index want little.
         let mut chunk = 8.max(most.min(64));
-        while looked < SLICE && weight < SLICE_BYTES && out.len() < most && !self.done {
+        while looked < SLICE
+            && weight < SLICE_BYTES
+            && out.len() < most
+            && !self.done
+            && !self.turns(true)
+        {
             let Some(rest) = self.rest() else {
                 self.done = true;
                 break;

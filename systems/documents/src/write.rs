@@ -174,7 +174,8 @@ fn duplicate(
             beeline_documents_query::path::get_in(document, &parts).unwrap_or(Bson::Null),
         );
     }
-    let shown: Vec<String> = value.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    let shown: Vec<String> =
+        value.iter().map(|(name, value)| format!("{name}: {}", shown(value))).collect();
     QueryError::new(
         Code::DuplicateKey,
         format!(
@@ -184,6 +185,27 @@ fn duplicate(
         ),
     )
     .with(doc! { "keyPattern": pattern.clone(), "keyValue": value })
+}
+
+/// A value as MongoDB's messages show it, which programs take apart.
+pub(crate) fn shown(value: &Bson) -> String {
+    match value {
+        Bson::ObjectId(id) => format!("ObjectId('{id}')"),
+        Bson::DateTime(at) => format!("new Date({})", at.timestamp_millis()),
+        Bson::Document(inner) if inner.is_empty() => "{}".to_owned(),
+        Bson::Document(inner) => {
+            let fields: Vec<String> =
+                inner.iter().map(|(name, value)| format!("{name}: {}", shown(value))).collect();
+            format!("{{ {} }}", fields.join(", "))
+        }
+        Bson::Array(all) => {
+            format!("[ {} ]", all.iter().map(shown).collect::<Vec<_>>().join(", "))
+        }
+        Bson::Double(number) if number.is_infinite() => format!("{number}.0"),
+        Bson::MinKey => "MinKey".to_owned(),
+        Bson::MaxKey => "MaxKey".to_owned(),
+        plain => plain.to_string(),
+    }
 }
 
 /// Refuses a key that another record has.

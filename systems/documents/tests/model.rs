@@ -77,6 +77,9 @@ fn condition() -> impl Strategy<Value = Bson> {
         "[a-c]{1,2}".prop_map(|start| doc! { "$regex": format!("^{start}") }),
         (-1..4_i32).prop_map(|least| doc! { "$elemMatch": { "$gte": least, "$lt": least + 2 } }),
         Just(doc! { "$size": 2 }),
+        (prop::sample::select(vec!["x", "y", "0"]), value())
+            .prop_map(|(name, value)| doc! { "$elemMatch": { name: value } }),
+        (-1..4_i32).prop_map(|least| doc! { "$elemMatch": { "x": { "$gt": least, "$lt": 4 } } }),
     ];
     prop_oneof![1 => plain, 3 => operator.prop_map(Bson::Document)]
 }

@@ -390,8 +390,8 @@ pub(super) fn coll_mod(context: &mut Context<'_>) -> Result<Reply> {
 /// Figures of a collection.
 pub(super) fn figures(collection: &Collection, documents: i64, bytes: i64, scale: i64) -> Document {
     let scaled = |bytes: i64| bytes / scale.max(1);
-    let sizes: Document =
-        collection.indexes.iter().map(|index| (index.name.clone(), Bson::Int64(0))).collect();
+    let mut sizes = doc! { "_id_": 0_i64 };
+    sizes.extend(collection.indexes.iter().map(|index| (index.name.clone(), Bson::Int64(0))));
     let mut figures = doc! {
         "ns": collection.namespace.clone(),
         "size": scaled(bytes),

@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use beeline_documents_query::Filter;
 use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::pipeline::Pipeline;
+use beeline_documents_query::sort::Order;
+use beeline_documents_query::value::{integral, truthy};
 use bson::{Bson, Document, doc};
 
 use super::server::VERSION;
@@ -27,13 +29,21 @@ pub(super) fn explain(context: &mut Context<'_>) -> Result<Reply> {
     context.request = Request { body: inner, ..Request::default() };
     let name = context.request.name().to_owned();
     let collection = context.collection_name()?;
-    let asked = match name.as_str() {
-        "find" => super::read::asked(context)?,
-        "count" | "distinct" => Asked {
-            filter: context.document("query")?.map(Filter::parse).transpose()?,
-            hint: context.request.body.get("hint").cloned(),
-            ..Asked::default()
-        },
+    let (source, asked, above) = match name.as_str() {
+        "find" => {
+            let source = context.document("filter")?.cloned().unwrap_or_default();
+            let asked = super::read::asked(context)?;
+            let above = around(context, &asked)?;
+            (source, asked, above)
+        }
+        "count" | "distinct" => {
+            let source = context.document("query")?.cloned().unwrap_or_default();
+            let above = match name.as_str() {
+                "count" => vec![doc! { "stage": "COUNT" }],
+                _ => Vec::new(),
+            };
+            (source.clone(), of_filter(&source, context.request.body.get("hint"))?, above)
+        }
         "aggregate" => return aggregate(context),
         "update" | "delete" => {
             let field = if name == "update" { "updates" } else { "deletes" };
@@ -43,13 +53,24 @@ pub(super) fn explain(context: &mut Context<'_>) -> Result<Reply> {
                 }
                 _ => Document::new(),
             };
-            let filter = first.get_document("q").ok().map(Filter::parse).transpose()?;
-            Asked { filter, hint: first.get("hint").cloned(), ..Asked::default() }
+            let source = first.get_document("q").cloned().unwrap_or_default();
+            let all = match name.as_str() {
+                "update" => first.get_bool("multi").unwrap_or(false),
+                _ => first.get("limit").and_then(integral) != Some(1),
+            };
+            let asked =
+                Asked { limit: (!all).then_some(1), ..of_filter(&source, first.get("hint"))? };
+            (source, asked, vec![doc! { "stage": name.to_uppercase() }])
         }
-        "findAndModify" | "findandmodify" => Asked {
-            filter: context.document("query")?.map(Filter::parse).transpose()?,
-            ..Asked::default()
-        },
+        "findAndModify" | "findandmodify" => {
+            let source = context.document("query")?.cloned().unwrap_or_default();
+            let removes = context.request.body.get("remove").is_some_and(truthy);
+            let stage = if removes { "DELETE" } else { "UPDATE" };
+            let order = context.document("sort")?.map(Order::parse).transpose()?;
+            let hint = context.request.body.get("hint");
+            let asked = Asked { limit: Some(1), order, ..of_filter(&source, hint)? };
+            (source, asked, vec![doc! { "stage": stage }])
+        }
         other => {
             return fail(
                 Code::CommandNotFound,
@@ -57,31 +78,55 @@ pub(super) fn explain(context: &mut Context<'_>) -> Result<Reply> {
             );
         }
     };
-    let source = match name.as_str() {
-        "find" => context.document("filter")?.cloned().unwrap_or_default(),
-        _ => context.document("query")?.cloned().unwrap_or_default(),
-    };
     let mut query = super::read::query(context, &collection, asked)?;
-    Ok(Reply::Document(report(
-        context,
-        &collection,
-        &mut query,
-        &source,
-        verbosity != "queryPlanner",
-    )?))
+    let run = verbosity != "queryPlanner";
+    Ok(Reply::Document(report(context, &collection, &mut query, &source, above, run)?))
 }
 
+fn of_filter(filter: &Document, hint: Option<&Bson>) -> Result<Asked> {
+    let filter = (!filter.is_empty()).then(|| Filter::parse(filter)).transpose()?;
+    Ok(Asked { filter, hint: hint.cloned(), ..Asked::default() })
+}
+
+/// The stages of a find above its sort, from the root down.
+fn around(context: &Context<'_>, asked: &Asked) -> Result<Vec<Document>> {
+    let mut all = Vec::new();
+    if let (Some(limit), None) = (asked.limit, &asked.order) {
+        all.push(doc! { "stage": "LIMIT", "limitAmount": limit as i64 });
+    }
+    if let Some(shape) = context.document("projection")?.filter(|shape| !shape.is_empty()) {
+        let simple = shape.iter().all(|(name, value)| {
+            !name.contains('.') && (matches!(value, Bson::Boolean(_)) || integral(value).is_some())
+        });
+        let stage = if simple { "PROJECTION_SIMPLE" } else { "PROJECTION_DEFAULT" };
+        all.push(doc! { "stage": stage, "transformBy": shape.clone() });
+    }
+    if asked.skip > 0 {
+        all.push(doc! { "stage": "SKIP", "skipAmount": asked.skip as i64 });
+    }
+    Ok(all)
+}
+
+/// The plan of a query below the stages `above` it, from the root down, and what running it shows.
 fn report(
     context: &Context<'_>,
     collection: &str,
     query: &mut Query,
     filter: &Document,
+    above: Vec<Document>,
     run: bool,
 ) -> Result<Document> {
-    let mut winning =
-        query.plan().map_or(doc! { "stage": "EOF" }, |plan| plan.explained(filter, None));
+    let planned = query.planned();
+    let mut winning = query
+        .plan()
+        .map_or(doc! { "stage": "EOF" }, |plan| plan.explained(filter, planned.as_ref()));
     if query.sorts() {
-        winning = doc! { "stage": "SORT", "inputStage": winning };
+        let pattern = context.document("sort")?.cloned().unwrap_or_default();
+        winning = doc! { "stage": "SORT", "sortPattern": pattern, "inputStage": winning };
+    }
+    for mut stage in above.into_iter().rev() {
+        stage.insert("inputStage", winning);
+        winning = stage;
     }
     let mut reply = doc! {
         "explainVersion": "1",
@@ -101,12 +146,25 @@ fn report(
             out.clear();
         }
         let (documents, keys) = query.examined();
+        match winning.get_str("stage") {
+            Ok("UPDATE") => drop(winning.insert("nWouldModify", returned)),
+            Ok("DELETE") => drop(winning.insert("nWouldDelete", returned)),
+            Ok("COUNT") => drop(winning.insert("nCounted", returned)),
+            _ => {}
+        }
+        if matches!(winning.get_str("stage"), Ok("UPDATE" | "DELETE" | "COUNT")) {
+            returned = 0;
+        }
+        winning.insert("nReturned", returned);
         reply.insert("executionStats", doc! {
             "executionSuccess": true, "nReturned": returned,
             "executionTimeMillis": started.elapsed().as_millis() as i64,
             "totalKeysExamined": keys as i64, "totalDocsExamined": documents as i64, "executionStages": winning,
         });
     }
+    let mut command = context.request.body.clone();
+    command.insert("$db", context.database.clone());
+    reply.insert("command", command);
     reply.insert(
         "serverInfo",
         doc! { "host": context.identity.address.clone(), "version": VERSION },
@@ -128,7 +186,7 @@ pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
     };
     let variables = context.variables()?;
     let mut query = super::read::pipeline_query(context, &collection, &mut pipeline, &variables)?;
-    let planner = report(context, &collection, &mut query, &filter, false)?;
+    let planner = report(context, &collection, &mut query, &filter, Vec::new(), false)?;
     if pipeline.is_empty() {
         return Ok(Reply::Document(planner));
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::expression::Scope;
 use beeline_documents_query::memory::{Lease, Memory};
-use beeline_documents_query::pipeline::{Pipeline, Sink};
+use beeline_documents_query::pipeline::{Pipeline, Sink, made};
 use beeline_documents_query::projection::{Dialect, Projection};
 use beeline_documents_query::sort::Order;
 use beeline_documents_query::value::{integral, key};
@@ -489,29 +489,17 @@ fn source(
     let collection =
         database.as_ref().zip(name).and_then(|(database, name)| database.collection(name));
     match stage {
-        "$documents" => {
-            let expression = beeline_documents_query::expression::Expression::parse(
-                argument.get("argument").unwrap_or(&Bson::Null),
-            )?;
-            match expression.evaluate(&Scope::with_variables(&context.variables()?))? {
-                Bson::Array(all) => all
-                    .into_iter()
-                    .map(|one| match one {
-                        Bson::Document(document) => Ok(document),
-                        _ => fail(Code::TypeMismatch, "$documents holds objects"),
-                    })
-                    .collect(),
-                _ => fail(Code::TypeMismatch, "$documents takes an array"),
-            }
-        }
+        "$documents" => made(argument, &Scope::with_variables(&context.variables()?)),
         "$indexStats" => {
             let Some(collection) = collection else { return Ok(Vec::new()) };
             let since = bson::DateTime::from_millis(context.engine.started_ms() as i64);
+            let host = context.identity.address.clone();
             let mut all = vec![
-                doc! { "name": "_id_", "key": { "_id": 1 }, "accesses": { "ops": 0_i64, "since": since } },
+                doc! { "name": "_id_", "key": { "_id": 1 }, "host": host.clone(), "spec": { "v": 2, "key": { "_id": 1 }, "name": "_id_" },
+                "accesses": { "ops": 0_i64, "since": since } },
             ];
             all.extend(collection.indexes.iter().map(|index| {
-                doc! { "name": index.name.clone(), "key": index.key(), "spec": index.shown(),
+                doc! { "name": index.name.clone(), "key": index.key(), "host": host.clone(), "spec": index.shown(),
                     "accesses": { "ops": index.uses.load(std::sync::atomic::Ordering::Relaxed), "since": since } }
             }));
             Ok(all)

@@ -26,7 +26,6 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     let mut reply = doc! {
         "helloOk": true,
         primary: true,
-        "topologyVersion": { "processId": bson::oid::ObjectId::from_bytes([0; 12]), "counter": 0_i64 },
         "maxBsonObjectSize": LARGEST as i32,
         "maxMessageSizeBytes": LONGEST_MESSAGE as i32,
         "maxWriteBatchSize": 100_000,
@@ -37,20 +36,7 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         "maxWireVersion": WIRE_VERSION,
         "readOnly": false,
     };
-    reply.remove("topologyVersion");
-    if let Some(replica) = context.engine.replica.get() {
-        reply.extend(membership(replica, primary));
-    } else if let Some(set) = &context.identity.replica_set {
-        let me = context.identity.address.clone();
-        let last = context.engine.clock.last();
-        let optime = doc! { "ts": stamp(last), "t": 1_i64 };
-        let date = DateTime::from_millis(((last >> 32) as i64).saturating_mul(1000));
-        reply.extend(doc! {
-            "setName": set.clone(), "setVersion": 1, "secondary": false, "hosts": [me.clone()], "primary": me.clone(), "me": me,
-            "electionId": bson::oid::ObjectId::from_bytes([0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 1]),
-            "lastWrite": { "opTime": optime.clone(), "lastWriteDate": date, "majorityOpTime": optime, "majorityWriteDate": date },
-        });
-    }
+    reply.extend(set(context, primary));
     if context.request.body.contains_key("saslSupportedMechs") {
         reply.insert("saslSupportedMechs", vec!["SCRAM-SHA-256"]);
     }
@@ -74,6 +60,23 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     }
     reply.insert("ok", 1.0);
     Ok(Reply::Document(reply))
+}
+
+/// What the node says of its replica set, if it says that it is in one.
+fn set(context: &Context<'_>, word: &str) -> Document {
+    if let Some(replica) = context.engine.replica.get() {
+        return membership(replica, word);
+    }
+    let Some(set) = &context.identity.replica_set else { return Document::new() };
+    let me = context.identity.address.clone();
+    let last = context.engine.clock.last();
+    let optime = doc! { "ts": stamp(last), "t": 1_i64 };
+    let date = DateTime::from_millis(((last >> 32) as i64).saturating_mul(1000));
+    doc! {
+        word: true, "setName": set.clone(), "setVersion": 1, "secondary": false, "hosts": [me.clone()], "primary": me.clone(), "me": me,
+        "electionId": bson::oid::ObjectId::from_bytes([0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 1]),
+        "lastWrite": { "opTime": optime.clone(), "lastWriteDate": date, "majorityOpTime": optime, "majorityWriteDate": date },
+    }
 }
 
 /// The address of a member, unless this one's setting does not name it: the members are about to change then.
@@ -252,19 +255,36 @@ pub(super) fn server_status(context: &mut Context<'_>) -> Result<Reply> {
     let metrics = &context.engine.metrics;
     let connections = metrics.documents_connections.value();
     let uptime = context.engine.now_ms().saturating_sub(context.engine.started_ms());
-    Ok(Reply::Document(doc! {
+    let times = beeline_observe::MetricSet::labelled(&*context.engine.times);
+    let ran = |command: &str| {
+        let one =
+            times.iter().find(|one| one.labels.iter().any(|(_, value)| value.as_str() == command));
+        one.map_or(0, |one| one.calls as i64)
+    };
+    let mut status = doc! {
         "host": context.identity.address.clone(), "version": VERSION, "process": "beeline", "pid": i64::from(std::process::id()),
         "uptime": (uptime / 1000) as f64, "uptimeMillis": uptime as i64, "localTime": DateTime::from_millis(context.engine.now_ms() as i64),
         "connections": { "current": connections as i64, "available": (context.identity.most_connections as u64).saturating_sub(connections) as i64,
             "totalCreated": metrics.documents_accepted_connections.value() as i64 },
         "network": { "bytesIn": metrics.documents_input_bytes.value() as i64, "bytesOut": metrics.documents_output_bytes.value() as i64,
             "numRequests": metrics.documents_commands.value() as i64 },
-        "opcounters": { "insert": metrics.documents_inserted.value() as i64, "update": metrics.documents_updated.value() as i64,
-            "delete": metrics.documents_deleted.value() as i64, "command": metrics.documents_commands.value() as i64 },
+        "opcounters": { "insert": metrics.documents_inserted.value() as i64, "query": ran("find"), "update": metrics.documents_updated.value() as i64,
+            "delete": metrics.documents_deleted.value() as i64, "getmore": ran("getMore"), "command": metrics.documents_commands.value() as i64 },
+        "asserts": { "regular": 0, "warning": 0, "msg": 0, "user": metrics.documents_failed_commands.value() as i64, "rollovers": 0 },
+        "transactions": { "totalCommitted": ran("commitTransaction"), "totalAborted": ran("abortTransaction") },
         "metrics": { "cursor": { "open": { "total": context.engine.cursors.count() as i64 }, "timedOut": metrics.documents_timed_out_cursors.value() as i64 },
-            "document": { "returned": metrics.documents_returned.value() as i64, "inserted": metrics.documents_inserted.value() as i64 } },
-        "storageEngine": { "name": "beeline", "persistent": context.engine.store().outlives_process() }, "ok": 1.0,
-    }))
+            "document": { "returned": metrics.documents_returned.value() as i64, "inserted": metrics.documents_inserted.value() as i64,
+                "updated": metrics.documents_updated.value() as i64, "deleted": metrics.documents_deleted.value() as i64 },
+            "queryExecutor": { "scannedObjects": metrics.documents_examined.value() as i64 },
+            "ttl": { "deletedDocuments": metrics.documents_expired.value() as i64 } },
+        "storageEngine": { "name": "beeline", "persistent": context.engine.store().outlives_process() },
+    };
+    let set = set(context, "isWritablePrimary");
+    if !set.is_empty() {
+        status.insert("repl", set);
+    }
+    status.insert("ok", 1.0);
+    Ok(Reply::Document(status))
 }
 
 pub(super) fn list_commands() -> Result<Reply> {

@@ -28,6 +28,14 @@ pub(super) fn run(context: &Context<'_>, name: &str) -> Result<Reply> {
                 "profiling is not supported: beeline_command_seconds at /metrics tells how long commands take",
             ),
         },
+        // No plan is kept from one query to the next, and the collector gives space back by itself.
+        "planCacheClear" | "planCacheClearFilters" => Ok(Reply::ok()),
+        "planCacheListFilters" => Ok(Reply::Document(doc! { "filters": [], "ok": 1.0 })),
+        "compact" => Ok(Reply::Document(doc! { "bytesFreed": 0, "ok": 1.0 })),
+        "reIndex" => fail(
+            Code::IllegalOperation,
+            "reIndex is only allowed on a standalone server: drop the indexes and create them again",
+        ),
         // A write that was acknowledged is as durable as the node promises already.
         "fsync" if !context.flag("lock") => Ok(Reply::Document(doc! { "numFiles": 1, "ok": 1.0 })),
         "fsync" | "fsyncUnlock" => fail(

@@ -3,7 +3,10 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use beeline_documents_query::Filter;
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
+use beeline_documents_query::matching::Predicate;
+use bson::Bson;
 
 use super::{Engine, existing, leaving, lock, numbers};
 use crate::catalog::{Collection, Database, Index, MOST_INDEXES};
@@ -32,6 +35,15 @@ impl Engine {
                 let old = existing(database, name)?;
                 let mut indexes = old.indexes.clone();
                 for mut index in wanted {
+                    if index.partial.as_ref().is_some_and(|(_, filter)| !selects_plainly(filter)) {
+                        return fail(
+                            Code::CannotCreateIndex,
+                            format!(
+                                "Expression not supported in partial index: {}",
+                                index.shown().get("partialFilterExpression").unwrap_or(&Bson::Null)
+                            ),
+                        );
+                    }
                     if is_known(&indexes, &index)? {
                         continue;
                     }
@@ -221,30 +233,56 @@ impl Engine {
     }
 }
 
+/// Whether a partial index may have this filter. A negation may not be: of an array, one element may
+/// satisfy it while the whole does not, so a query could not be told to be covered.
+fn selects_plainly(filter: &Filter) -> bool {
+    match filter {
+        Filter::And(parts) | Filter::Or(parts) => parts.iter().all(selects_plainly),
+        Filter::Field(_, predicate) => match predicate {
+            Predicate::Eq(_) | Predicate::Compare(..) | Predicate::Exists | Predicate::Type(..) => {
+                true
+            }
+            Predicate::In(_, patterns) => patterns.is_empty(),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
 fn is_known(indexes: &[Arc<Index>], wanted: &Index) -> Result<bool> {
     for known in indexes {
         let same_key = known.key() == wanted.key();
+        // Options that were left out and options that were given as `false` say the same.
+        let equivalent = same_key
+            && known.partial.as_ref().map(|(filter, _)| filter)
+                == wanted.partial.as_ref().map(|(filter, _)| filter)
+            && known.sparse == wanted.sparse
+            && known.unique == wanted.unique;
         if known.name == wanted.name {
-            if same_key && known.given == wanted.given {
+            if equivalent && known.expires_s == wanted.expires_s {
                 return Ok(true);
             }
-            let code =
-                if same_key { Code::IndexOptionsConflict } else { Code::IndexKeySpecsConflict };
+            let (code, what) = if equivalent {
+                (
+                    Code::IndexOptionsConflict,
+                    "An equivalent index already exists with the same name but different options.",
+                )
+            } else {
+                (
+                    Code::IndexKeySpecsConflict,
+                    "An existing index has the same name as the requested index. When index names are not specified, they are auto generated and can cause conflicts. Please refer to our documentation.",
+                )
+            };
             return fail(
                 code,
                 format!(
-                    "An existing index has the same name as the requested index. When index names are not specified, they are auto generated and can cause conflicts. Please refer to our documentation. Requested index: {}, existing index: {}",
+                    "{what} Requested index: {}, existing index: {}",
                     wanted.shown(),
                     known.shown()
                 ),
             );
         }
-        if same_key
-            && known.partial.as_ref().map(|(filter, _)| filter)
-                == wanted.partial.as_ref().map(|(filter, _)| filter)
-            && known.sparse == wanted.sparse
-            && known.unique == wanted.unique
-        {
+        if equivalent {
             return fail(
                 Code::IndexOptionsConflict,
                 format!("Index already exists with a different name: {}", known.name),
