@@ -27,7 +27,7 @@ static void wait_for(int fd, short what)
     check(nts_poll(&one, 1, -1), "poll");
 }
 
-/* The next packet, or 0 at the end of the stream. */
+/* The next packet, or 0 at the end of the stream. A program with more than one descriptor to look at. */
 static int next(int fd, nts_block *packet)
 {
     for (;;) {
@@ -39,6 +39,16 @@ static int next(int fd, nts_block *packet)
             return 1;
         wait_for(fd, POLLIN);
     }
+}
+
+/* The same for a program that waits for this connection alone. */
+static int wait_next(int fd, nts_block *packet)
+{
+    int came = nts_wait(fd, packet);
+    if (came < 0 && errno == ENODATA)
+        return 0;
+    check(came, "nts_wait");
+    return 1;
 }
 
 static void room(int fd, nts_block *block)
@@ -62,7 +72,7 @@ static void serve(struct sockaddr_in *at)
     check(fd, "accept");
     uint64_t sum = 0;
     nts_block block;
-    while (next(fd, &block)) {
+    while (wait_next(fd, &block)) {
         /* The client sends whole numbers in each packet. */
         const uint64_t *numbers = block.bytes;
         for (size_t index = 0; index < block.length / sizeof *numbers; index++)

@@ -47,9 +47,14 @@ int nts_extent_room(int fd, size_t length, nts_block *room);
  * they lie, or recv. EAGAIN: poll for POLLOUT and try again. */
 int nts_extent_send(int fd, size_t length);
 
-/* The packet at the head, where it lies. 1: it is in *packet; 0: none now, poll for POLLIN; ENODATA: the stream ended;
- * ECONNRESET. The same packet again until it is released. */
+/* The packet at the head, where it lies. 1: it is in *packet; 0: none now, poll for POLLIN; ENODATA: the stream ended,
+ * or this end is shut for reading; ECONNRESET. The same packet again until it is released. */
 int nts_arrived(int fd, nts_block *packet);
+
+/* As nts_arrived, for a program that waits for this connection alone: waits as recv does, first looking at the queue,
+ * so that a packet that comes soon costs no system call at either end. 1; EAGAIN where fd does not wait or its
+ * SO_RCVTIMEO is over; EINTR; and as nts_arrived. */
+int nts_wait(int fd, nts_block *packet);
 
 /* Gives the packet at the head back; its bytes are not the program's any more. */
 int nts_release(int fd, const nts_block *packet);

@@ -105,6 +105,18 @@ pub unsafe extern "C" fn nts_arrived(fd: c_int, packet: *mut NtsBlock) -> c_int 
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nts_wait(fd: c_int, packet: *mut NtsBlock) -> c_int {
+    guarded_int(|| {
+        if packet.is_null() {
+            return Err(Errno(libc::EFAULT));
+        }
+        let block = connection(fd)?.wait_block(fd)?;
+        // SAFETY: the program's place.
+        unsafe { tell(Some(block), packet) }
+    })
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nts_release(fd: c_int, packet: *const NtsBlock) -> c_int {
     guarded_int(|| {
         // SAFETY: the program's place.

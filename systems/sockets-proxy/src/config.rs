@@ -41,11 +41,43 @@ use serde::Deserialize;
 /// Longest time that connections wait for a proxy.
 const LONGEST_GRACE_SECONDS: u64 = 3600;
 
+/// An address of the file: its error says what one looks like, where the parser's would say only that this is none.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct Address(IpAddr);
+
+/// An address with a port, in the same way.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+struct Place(SocketAddr);
+
+impl TryFrom<String> for Address {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| {
+            format!("{text:?} is no address, such as 10.77.0.2; names of hosts are not looked up")
+        })
+    }
+}
+
+impl TryFrom<String> for Place {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| {
+            format!(
+                "{text:?} is no address with a port, such as 10.77.0.2:9090; names of hosts are not looked up"
+            )
+        })
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    addresses: Vec<IpAddr>,
-    listen: SocketAddr,
+    addresses: Vec<Address>,
+    listen: Place,
     #[serde(default = "one")]
     partitions: usize,
     #[serde(default = "one")]
@@ -124,8 +156,8 @@ fn grace() -> u64 {
 #[serde(deny_unknown_fields)]
 struct FilePeer {
     name: String,
-    addresses: Vec<IpAddr>,
-    monitor: SocketAddr,
+    addresses: Vec<Address>,
+    monitor: Place,
     window: Option<String>,
 }
 
@@ -257,13 +289,13 @@ impl Config {
         }
         let alone = file.peers.len() == 1;
         let mut known = BTreeSet::new();
-        let mut canonical = |place: &str, addresses: Vec<IpAddr>| {
+        let mut canonical = |place: &str, addresses: Vec<Address>| {
             if addresses.is_empty() {
                 return Err(ConfigError::NoAddress { place: place.to_owned() });
             }
             addresses
                 .into_iter()
-                .map(|address| {
+                .map(|Address(address)| {
                     let address = address.to_canonical();
                     if known.insert(address) {
                         Ok(address)
@@ -282,11 +314,11 @@ impl Config {
             let window =
                 window.map_err(|error| ConfigError::Window { peer: name.clone(), error })?;
             let addresses = canonical(&name, addresses)?;
-            peers.push(Peer { name, addresses, monitor, window });
+            peers.push(Peer { name, addresses, monitor: monitor.0, window });
         }
         Ok(Self {
             addresses,
-            listen: file.listen,
+            listen: file.listen.0,
             partitions: file.partitions,
             threads_of_a_partition: file.threads_of_a_partition,
             slot_bytes: file.slot_bytes,
@@ -353,5 +385,16 @@ mod tests {
         let three = format!("threads_of_a_partition = 3\n{TEXT}");
         assert!(said(&three, Some("ntb:///w?side=0")).contains("is 3: 1, which alternates, or 2"));
         assert!(said("adresses = []", None).contains("unknown field"));
+        for (right, wrong, line) in [
+            ("10.0.0.2:9090", "b.example:9090", "monitor = "),
+            ("10.0.0.1:9090", "10.0.0.1", "listen = "),
+        ] {
+            let text = said(&TEXT.replace(right, wrong), None);
+            assert!(text.contains(line), "{text}");
+            let word = format!("\"{wrong}\" is no address with a port, such as 10.77.0.2:9090");
+            assert!(text.contains(&word), "{text}");
+        }
+        let text = said(&TEXT.replace("[\"10.0.0.2", "[\"b.example"), None);
+        assert!(text.contains("\"b.example\" is no address, such as 10.77.0.2; names"), "{text}");
     }
 }

@@ -81,7 +81,7 @@ pub enum GeometryError {
     /// The window is too small.
     #[error(
         "a window of {window_bytes} bytes each way holds no {partitions} partitions with rings of \
-         at least {LEAST_SLOTS} slots of {slot_bytes} bytes: fewer partitions or smaller slots"
+         at least {LEAST_SLOTS} slots of {slot_bytes} bytes: a larger window, fewer partitions or smaller slots"
     )]
     TooSmall {
         /// Bytes of each direction.

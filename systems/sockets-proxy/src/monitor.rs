@@ -77,6 +77,16 @@ pub enum MonitorError {
         /// As configured.
         threads: usize,
     },
+    /// Other monitors cannot be listened for where the file says.
+    #[error(
+        "listen = \"{place}\": {source}; it has to be an address of this host with a free port"
+    )]
+    Listen {
+        /// As configured.
+        place: SocketAddr,
+        /// The system's word.
+        source: io::Error,
+    },
     /// The system refused.
     #[error("{action}: {source}")]
     System {
@@ -263,7 +273,9 @@ impl Monitor {
             io::ErrorKind::AddrInUse => MonitorError::Running,
             _ => system("listening for programs")(error),
         })?;
-        let monitors = listen(config.listen).map_err(system("listening for other monitors"))?;
+        let monitors = listen(config.listen);
+        let monitors =
+            monitors.map_err(|source| MonitorError::Listen { place: config.listen, source })?;
         let page = Arc::new(match inheritance.page.take() {
             Some(memory) => Page::adopt(memory)?,
             None => Page::create()?,

@@ -213,6 +213,7 @@ impl Monitor {
         }
         let most = self.config.connections_per_partition;
         let Some(partition) = self.remotes[index].place(most) else {
+            self.tally.refused += 1;
             return self.send(index, &Message::Refusal { to: from, why: Refusal::NoRoom });
         };
         let id = self.add(index, key, source, destination, priority, State::Preparing);

@@ -524,8 +524,8 @@ fn proxies_killed_under_load_are_replaced_and_every_byte_is_there() {
 }
 
 #[test]
-fn quotas_of_bandwidth_and_memory_bound_what_a_partition_and_a_process_have() {
-    let test = "quotas_of_bandwidth_and_memory";
+fn quotas_of_bandwidth_memory_and_connections_bound_what_a_partition_and_a_process_have() {
+    let test = "quotas_of_bandwidth_memory_and_connections";
     if need(test, "python3").is_none() {
         return;
     }
@@ -560,6 +560,33 @@ print('whole')
     assert!(hosts.sum(0, "rounds ended by the limit") > 0);
     assert_eq!(hosts.sum(1, "rounds ended by the limit"), 0);
     assert_eq!(hosts.sum(0, "bytes sent"), 6_000_001);
+    drop((_server, hosts));
+    // A partition of the accepting host that takes one connection: the others are the kernel's, until that one is over.
+    let hosts = Hosts::start([["", ""], ["connections_per_partition = 1", ""]]).up();
+    let words = ["python3", "-c", ECHO, ADDRESSES[1], &text, "4"];
+    let _server = Background::start(&mut hosts.monitors[1].command(true, &words));
+    listens(_server.process(), port);
+    let code = "import socket, sys
+def talk():
+    c = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    c.sendall(b'y')
+    assert c.recv(1) == b'y'
+    return c
+all = [talk(), talk(), talk()]
+print('spoken')
+";
+    let words = ["python3", "-c", code, ADDRESSES[1], &text];
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "spoken\n", "{}", said(&output));
+    assert_eq!(hosts.count(0, "connected"), 1);
+    assert_eq!(hosts.count(0, "left to the kernel: no room, or no answer in time"), 2);
+    assert_eq!(hosts.count(1, "refused to other hosts"), 2);
+    eventually("the connection is over", PATIENCE, || (hosts.connections(1) == 0).then_some(()));
+    let words =
+        ["python3", "-c", &code.replace("[talk(), talk(), talk()]", "talk()"), ADDRESSES[1], &text];
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "spoken\n", "{}", said(&output));
+    assert_eq!(hosts.count(0, "connected"), 2);
 }
 
 #[test]

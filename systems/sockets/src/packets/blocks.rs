@@ -31,7 +31,7 @@ use beeline_ring::packets::Corrupt;
 use super::channel::Direction;
 use super::connection::Connection;
 use super::header::{HEADER_BYTES, Header, PacketKind};
-use crate::kernel::Errno;
+use crate::kernel::{Errno, Outcome};
 
 /// A free block, to be filled and sent.
 #[derive(Debug)]
@@ -104,6 +104,80 @@ impl Arrived<'_> {
     }
 }
 
+/// A packet that came, or the range of an extent that a packet tells of: copied out piece by piece, since the other
+/// host's program may write a range at any moment.
+#[derive(Debug)]
+pub struct Piece<'a> {
+    connection: &'a Connection,
+    block: Block,
+}
+
+/// A range of the other host's memory, to be filled and sent ([`Connection::range`]).
+#[derive(Debug)]
+pub struct Range<'a> {
+    connection: &'a Connection,
+    block: Block,
+}
+
+impl Piece<'_> {
+    /// Bytes that came.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.block.length
+    }
+
+    /// Copies bytes from `offset` on: as many as there are and `bytes` takes.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> usize {
+        let part = bytes.len().min(self.block.length.saturating_sub(offset));
+        if part > 0 {
+            // SAFETY: `offset + part` is at most the length, which was checked against the block or the extent.
+            let source = unsafe { self.block.bytes.add(offset) };
+            // SAFETY: as above; block and extent live as long as the connection, which `self` borrows.
+            unsafe { source.as_ptr().copy_to_nonoverlapping(bytes.as_mut_ptr(), part) };
+        }
+        part
+    }
+
+    /// Gives the block or the range back. `fd` is the placeholder.
+    ///
+    /// Errors: as [`Arrived::release`].
+    pub fn release(self, fd: RawFd) -> Result<(), Errno> {
+        self.connection.release_block(fd, self.block.number)
+    }
+}
+
+impl Range<'_> {
+    /// Most bytes that it takes.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.block.length
+    }
+
+    /// Writes `bytes` at `offset`, into the other host's memory. As many as fit.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> usize {
+        let part = bytes.len().min(self.block.length.saturating_sub(offset));
+        if part > 0 {
+            // SAFETY: `offset + part` is at most the length of the range, which lies in the extent's mapping.
+            let target = unsafe { self.block.bytes.add(offset) };
+            // SAFETY: as above; the range is this program's until it is sent.
+            unsafe { target.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), part) };
+        }
+        part
+    }
+
+    /// Sends the first `length` bytes. `fd` is the placeholder. The range comes back where no block is free for the
+    /// packet that tells of it.
+    ///
+    /// Errors: `EMSGSIZE` for none, or more than fit; `ECONNRESET`, `EPIPE`.
+    pub fn send(self, fd: RawFd, length: usize) -> Result<Option<Self>, Errno> {
+        match self.connection.send_extent(fd, length) {
+            Ok(()) => Ok(None),
+            Err(Errno(libc::EAGAIN)) => Ok(Some(self)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// A block as other languages have it: where its bytes lie, how many, and its number.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
@@ -159,6 +233,57 @@ impl Connection {
         }))
     }
 
+    /// As [`Connection::arrived_block`], for a program that has nothing else to do: waits as a receiving call does, and
+    /// so costs no ring by the proxy where packets come soon.
+    ///
+    /// Errors: as there; `EAGAIN` where the descriptor does not wait, or its `SO_RCVTIMEO` is over; `EINTR`.
+    pub fn wait_block(&self, fd: RawFd) -> Result<Block, Errno> {
+        loop {
+            // A look that finds nothing has the proxy ring for the next packet.
+            if self.is_readable()
+                && let Some(block) = self.arrived_block(fd)?
+            {
+                return Ok(block);
+            }
+            self.await_packets(fd)?;
+        }
+    }
+
+    /// As [`Connection::wait_block`].
+    ///
+    /// Errors: as there.
+    pub fn wait(&self, fd: RawFd) -> Result<Piece<'_>, Errno> {
+        Ok(Piece { connection: self, block: self.wait_block(fd)? })
+    }
+
+    /// So many bytes of the extent that [`Connection::ask_extent`] gave, to be filled and sent, one range at a time;
+    /// `None`: there are none until the other program has released more. A range that is not sent stays given.
+    ///
+    /// Errors: as [`Connection::extent_block`].
+    pub fn range(&self, length: usize) -> Result<Option<Range<'_>>, Errno> {
+        let block = self.extent_block(length)?;
+        Ok(block.map(|block| Range { connection: self, block }))
+    }
+
+    /// Sends `bytes` by a copy into blocks, as `send` of a program does: as many as went.
+    ///
+    /// Errors: as [`Connection::send`].
+    pub fn write(&self, fd: RawFd, bytes: &[u8]) -> Outcome {
+        let piece =
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: readable memory, which sending does not write.
+        unsafe { self.send(fd, &[piece], libc::MSG_NOSIGNAL) }
+    }
+
+    /// Receives by a copy out of blocks, as `recv` of a program does; 0 at the end of the stream.
+    ///
+    /// Errors: as [`Connection::receive`].
+    pub fn read(&self, fd: RawFd, bytes: &mut [u8]) -> Outcome {
+        let piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: writable memory of the caller's, for the length of the call.
+        unsafe { self.receive(fd, &[piece], 0) }
+    }
+
     /// Gives the block at the head back.
     ///
     /// Errors: `EINVAL` for a number that is no block's; as [`Arrived::release`].
@@ -202,4 +327,95 @@ pub(super) type First = (u32, std::ptr::NonNull<u8>, usize, usize);
 /// As the rest of the lane has it.
 pub(super) fn reset(_: Corrupt) -> Errno {
     Errno(libc::ECONNRESET)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use super::super::channel::{ARMED, Channel, Shape, UNARMED};
+    use super::super::page::Page;
+    use super::*;
+
+    fn pair() -> (Connection, UnixStream, UnixStream) {
+        let at = "10.0.0.1:1".parse().unwrap();
+        let channel = Channel::create(Shape { block_bytes: 256, blocks: 8 }, at, at).unwrap();
+        let (own, proxy) = UnixStream::pair().unwrap();
+        (Connection::new(channel, Arc::new(Page::create().unwrap())), own, proxy)
+    }
+
+    /// As the proxy puts a packet into the program's queue.
+    fn arrive(connection: &Connection, bytes: &[u8]) {
+        let packets = connection.channel.packets(Direction::ToProgram);
+        let mut numbers = [0; 1];
+        assert_eq!(packets.take(&mut numbers), Ok(1));
+        let payload = connection.channel.payload(Direction::ToProgram, numbers[0]);
+        // SAFETY: a free block's payload, which has room for the few bytes of these tests.
+        unsafe { payload.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let length = u16::try_from(bytes.len() + HEADER_BYTES).unwrap();
+        let kind = PacketKind::Data;
+        let header = Header { source: 0, destination: 0, length, sync: false, kind };
+        let word = connection.channel.header(Direction::ToProgram, numbers[0]);
+        word.store(header.encode(), Ordering::Relaxed);
+        packets.publish(&numbers).unwrap();
+    }
+
+    fn arm(connection: &Connection) -> u32 {
+        connection.channel.program().reader_armed.load(Ordering::SeqCst)
+    }
+
+    #[test]
+    fn a_program_that_waits_has_the_proxy_ring_only_once_it_is_about_to_sleep() {
+        let (connection, own, mut proxy) = pair();
+        let fd = own.as_raw_fd();
+        arrive(&connection, b"first");
+        let piece = connection.wait(fd).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!((piece.length_bytes(), piece.read(0, &mut bytes)), (5, 5));
+        assert_eq!(&bytes[..5], b"first");
+        assert_eq!((piece.read(3, &mut bytes), piece.read(5, &mut bytes)), (2, 0));
+        assert_eq!(&bytes[..2], b"st");
+        piece.release(fd).unwrap();
+        assert_eq!(arm(&connection), UNARMED);
+        // Nothing comes: it looks for its time, arms, and sleeps until the proxy rings.
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                let piece = connection.wait(fd).unwrap();
+                let mut bytes = [0; 8];
+                let length = piece.read(0, &mut bytes);
+                piece.release(fd).unwrap();
+                bytes[..length].to_vec()
+            });
+            while arm(&connection) != ARMED {
+                std::thread::yield_now();
+            }
+            arrive(&connection, b"next");
+            connection.channel.proxy().bells.store(1, Ordering::SeqCst);
+            std::io::Write::write_all(&mut proxy, &[1]).unwrap();
+            assert_eq!(waits.join().unwrap(), b"next");
+        });
+    }
+
+    #[test]
+    fn a_wait_ends_with_its_time_and_with_the_stream() {
+        let (connection, own, _proxy) = pair();
+        let fd = own.as_raw_fd();
+        own.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        assert_eq!(connection.wait(fd).unwrap_err(), Errno(libc::EAGAIN));
+        own.set_nonblocking(true).unwrap();
+        connection.forget_blocking_mode();
+        assert_eq!(connection.wait(fd).unwrap_err(), Errno(libc::EAGAIN));
+        own.set_nonblocking(false).unwrap();
+        connection.forget_blocking_mode();
+        // The kernel says of an end that is shut that it can be read: the call that follows has to say why.
+        arrive(&connection, b"last");
+        assert_eq!(connection.shutdown(fd, libc::SHUT_RD), Ok(0));
+        connection.wait(fd).unwrap().release(fd).unwrap();
+        assert_eq!(connection.wait(fd).unwrap_err(), Errno(libc::ENODATA));
+        assert_eq!(connection.arrived(fd).unwrap_err(), Errno(libc::ENODATA));
+    }
 }

@@ -437,6 +437,11 @@ impl Connection {
         }
     }
 
+    /// For [`super::blocks`]: waits until there may be a packet, or an end.
+    pub(super) fn await_packets(&self, fd: RawFd) -> Result<(), Errno> {
+        if self.blocks(fd) { self.wait_readable(fd) } else { self.look_again(fd) }
+    }
+
     /// Waits until there may be something to read.
     fn wait_readable(&self, fd: RawFd) -> Result<(), Errno> {
         if self.look(|| self.is_readable()) {
@@ -700,6 +705,10 @@ impl Connection {
             }
             if self.is_over() && packets.filled().is_empty() {
                 return Err(self.take_error().unwrap_or(Errno(libc::ENODATA)));
+            }
+            // The kernel's view says from then on that there is something to read: the end.
+            if self.channel.receiving().shut.load(Ordering::Relaxed) != 0 {
+                return Err(Errno(libc::ENODATA));
             }
             self.settle(fd);
         }

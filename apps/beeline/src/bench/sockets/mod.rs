@@ -8,6 +8,7 @@ mod bare;
 mod budget;
 mod costs;
 mod many;
+mod modes;
 mod packet_programs;
 mod packets;
 mod parts;
@@ -95,6 +96,8 @@ pub enum Part {
     Slicing,
     /// Of packets: two threads a partition against one.
     Threads,
+    /// Of packets: round trips with four copies of a byte, with two, and with none.
+    Modes,
     /// Ways to wake a thread that sleeps in the kernel.
     Wakeups,
 }
@@ -106,7 +109,8 @@ impl Part {
             Self::Data | Self::Core | Self::Nginx | Self::Breakdown => 3,
             Self::Connections | Self::Pipeline | Self::Rpc => 1,
             // Of packets, which keep to no budget.
-            Self::Partitions | Self::Isolation | Self::Idle | Self::Slicing | Self::Threads => 1,
+            Self::Partitions | Self::Isolation | Self::Idle | Self::Slicing => 1,
+            Self::Threads | Self::Modes => 1,
             Self::Redis => 4,
             Self::Sizes => 16,
             Self::Pairs | Self::Wakeups => 2,
@@ -149,6 +153,19 @@ pub enum Work {
     Pauses,
     /// As [`Work::PingPong`], both ends in one thread.
     Alone,
+    /// There and back, each byte written and looked at: in buffers of the programs.
+    Origin,
+    /// The same in blocks of the packet lane.
+    Shm,
+    /// The same in the other host's memory.
+    Direct,
+}
+
+impl Work {
+    /// A mode of the packet lane.
+    fn is_mode(self) -> bool {
+        matches!(self, Self::Origin | Self::Shm | Self::Direct)
+    }
 }
 
 /// How they are connected.
@@ -198,9 +215,13 @@ pub struct SocketsPeerArguments {
     /// Whom to ask; left out: a server of its own.
     #[arg(long)]
     pub to: Option<String>,
-    /// Say also what the process cost: nanoseconds of processor time, and how often it slept and was displaced.
+    /// Say also what the process cost: nanoseconds of processor time, how often it slept and was displaced, and bytes
+    /// that it copied for a lane.
     #[arg(long)]
     pub costs: bool,
+    /// By the packet lane's own calls, without the preload library.
+    #[arg(long)]
+    pub by_lane: bool,
 }
 
 impl SocketsPeerArguments {
@@ -210,7 +231,7 @@ impl SocketsPeerArguments {
     }
 }
 
-const PACKET_PARTS: [Part; 10] = [
+const PACKET_PARTS: [Part; 11] = [
     Part::Data,
     Part::Sizes,
     Part::Breakdown,
@@ -219,6 +240,7 @@ const PACKET_PARTS: [Part; 10] = [
     Part::Idle,
     Part::Slicing,
     Part::Threads,
+    Part::Modes,
     Part::Redis,
     Part::Nginx,
 ];
@@ -261,7 +283,8 @@ pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure
             Part::Rpc => parts::rpc(arguments, &mut report, output)?,
             Part::Breakdown => parts::breakdown(arguments, &mut report, output)?,
             // Refused before.
-            Part::Partitions | Part::Isolation | Part::Idle | Part::Slicing | Part::Threads => {}
+            Part::Partitions | Part::Isolation | Part::Idle | Part::Slicing => {}
+            Part::Threads | Part::Modes => {}
             Part::Wakeups => wakeups::wakeups(arguments, &mut report, output)?,
         }
     }

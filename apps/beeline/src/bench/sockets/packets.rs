@@ -16,8 +16,8 @@ use anyhow::Context as _;
 
 use super::super::report::{Better, Report, Row};
 use super::super::turns::{Contender, alternate, online};
-use super::costs::Costs;
-use super::{Part, SocketsArguments, Transport, Work, name, packet_programs, window};
+use super::costs::{Costs, Figure};
+use super::{Part, SocketsArguments, Transport, Work, modes, name, packet_programs, window};
 use crate::output::Output;
 
 pub(super) const SUBJECT: &str = "packets";
@@ -106,7 +106,7 @@ pub(super) struct Hosts<'a> {
     relays: (Vec<Ended>, Vec<Relay>),
     namespaces: Namespaces,
     folder: tempfile::TempDir,
-    arguments: &'a SocketsArguments,
+    pub(super) arguments: &'a SocketsArguments,
 }
 
 /// Rows of a proxy's status.
@@ -128,6 +128,8 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Packets,
+    /// As packets, by the lane's own calls.
+    Lane,
     Relays,
     Kernel,
 }
@@ -220,14 +222,14 @@ impl<'a> Hosts<'a> {
         Ok(())
     }
 
-    /// `program` at a host, under `beeline run` where the kernel does not carry it.
+    /// `program` at a host, under `beeline run` where neither the kernel nor its own calls carry it.
     pub(super) fn program(
         &self,
         side: usize,
         by: By,
         program: impl AsRef<std::ffi::OsStr>,
     ) -> anyhow::Result<Command> {
-        if by == By::Kernel {
+        if matches!(by, By::Kernel | By::Lane) {
             return Ok(self.namespaces.command(side, program));
         }
         let own = std::env::current_exe().context("finding this program")?;
@@ -249,6 +251,9 @@ impl<'a> Hosts<'a> {
         let mut command = self.program(side, by, own)?;
         command.args(["bench", "sockets-peer", "--costs", "--transport", &name(Transport::Tcp)]);
         command.args(words);
+        if by == By::Lane {
+            command.arg("--by-lane");
+        }
         Ok(command)
     }
 
@@ -264,7 +269,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// One conversation: the figure, and what the programs and the proxies spent.
-    fn turn(&self, by: By, words: &[String]) -> anyhow::Result<Turn> {
+    pub(super) fn turn(&self, by: By, words: &[String]) -> anyhow::Result<Turn> {
         let server = self.serve(by, words)?;
         let before = self.proxies_costs();
         let mut asker = self.peer(0, by, words)?;
@@ -276,6 +281,11 @@ impl<'a> Hosts<'a> {
         let (figure, costs) = text.trim().split_once(' ').context("a figure and its cost")?;
         let programs = costs.parse::<Costs>()? + server.costs()?;
         Ok(Turn { figure: figure.parse()?, programs, proxies })
+    }
+
+    /// Bytes that both proxies copied so far.
+    pub(super) fn copied(&self) -> u64 {
+        [0, 1].map(|side| self.status(side).sum("bytes copied")).iter().sum()
     }
 
     fn proxies_costs(&self) -> Costs {
@@ -312,9 +322,9 @@ impl Server {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
-    figure: f64,
-    programs: Costs,
+pub(super) struct Turn {
+    pub(super) figure: Figure,
+    pub(super) programs: Costs,
     proxies: Costs,
 }
 
@@ -341,7 +351,7 @@ fn relays() -> String {
 /// Measures the window alone: rounds and bytes of a message in, the figure out.
 type Bare = fn(u64, usize) -> anyhow::Result<f64>;
 
-fn words(work: Work, size: usize, rounds: u64) -> Vec<String> {
+pub(super) fn words(work: Work, size: usize, rounds: u64) -> Vec<String> {
     ["--work", &name(work), "--size", &size.to_string(), "--rounds", &rounds.to_string()]
         .map(str::to_owned)
         .into()
@@ -356,17 +366,21 @@ fn measure(
 ) -> anyhow::Result<()> {
     let figure = |turn: &Turn| {
         // The peers count sends; large ones are told in bytes.
-        if case.unit == "GB/s" { turn.figure * case.size as f64 / 1e9 } else { turn.figure }
+        let value = turn.figure.value;
+        if case.unit == "GB/s" { value * case.size as f64 / 1e9 } else { value }
     };
+    let (mut tails, mut kernels_tails) = (Vec::new(), Vec::new());
     let (mut own, mut kernels) = (Turn::default(), Turn::default());
     let before = [0, 1].map(|side| hosts.status(side));
     let mut contenders = vec![
         Contender::new(SUBJECT, || {
             own = hosts.turn(By::Packets, &words(case.work, case.size, case.rounds[0]))?;
+            tails.extend(own.figure.p99_us);
             Ok(figure(&own))
         }),
         Contender::new(PEER, || {
             kernels = hosts.turn(By::Kernel, &words(case.work, case.size, case.rounds[1]))?;
+            kernels_tails.extend(kernels.figure.p99_us);
             Ok(figure(&kernels))
         }),
     ];
@@ -411,6 +425,9 @@ fn measure(
                     format!("{:.2}", carried / grown("turns with work").max(1.0)),
                 )
                 .beside("drops", grown("drops"));
+            if !tails.is_empty() {
+                row = row.p99("us", &tails, &kernels_tails);
+            }
         }
         report.push(row);
     }
@@ -440,6 +457,7 @@ pub fn run(
             Part::Redis => packet_programs::redis(&hosts, &arguments.options, report, output)?,
             Part::Nginx => packet_programs::nginx(&hosts, &arguments.options, report, output)?,
             Part::Sizes => sizes(&hosts, report, output)?,
+            Part::Modes => modes::modes(&hosts, report, output)?,
             Part::Breakdown => breakdown(&hosts, report, output)?,
             Part::Isolation => isolation(&hosts, report, output)?,
             Part::Idle => idle(&hosts, report)?,
@@ -538,7 +556,7 @@ fn isolation(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::
         Contender::new(SUBJECT, || beside_a_stream(hosts, By::Packets, rounds)),
         Contender::new(PEER, || beside_a_stream(hosts, By::Kernel, rounds)),
         Contender::new("packets, alone", || {
-            Ok(hosts.turn(By::Packets, &words(Work::PingPong, 8, rounds))?.figure)
+            Ok(hosts.turn(By::Packets, &words(Work::PingPong, 8, rounds))?.figure.value)
         }),
     ];
     let figures = alternate(options.turns(), &mut contenders, output)?;
@@ -559,7 +577,7 @@ fn beside_a_stream(hosts: &Hosts<'_>, by: By, rounds: u64) -> anyhow::Result<f64
     asker.args(["--to", &server.address]).stdout(Stdio::null()).stderr(Stdio::null());
     let _asker = Ended(asker.spawn()?);
     std::thread::sleep(Duration::from_millis(50));
-    Ok(hosts.turn(by, &words(Work::PingPong, 8, rounds))?.figure)
+    Ok(hosts.turn(by, &words(Work::PingPong, 8, rounds))?.figure.value)
 }
 
 /// The same with slots in which a message of the stream is cut into many, and with slots that take half of one: what
@@ -608,7 +626,7 @@ fn threads(
         let hosts = Hosts::start(arguments, &format!("threads_of_a_partition = {count}"))?;
         for (all, &(_, work, size, rounds, ..)) in figures.iter_mut().zip(&cases) {
             let turn = || -> anyhow::Result<f64> {
-                Ok(hosts.turn(By::Packets, &words(work, size, rounds))?.figure)
+                Ok(hosts.turn(By::Packets, &words(work, size, rounds))?.figure.value)
             };
             let mut alone = vec![Contender::new(SUBJECT, turn)];
             all.extend(alternate(options.turns(), &mut alone, output)?);
@@ -671,7 +689,11 @@ fn partitions(
                     .collect();
                 let mut sum = 0.0;
                 for flow in flows {
-                    sum += flow.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??.figure;
+                    sum += flow
+                        .join()
+                        .map_err(|_| anyhow::anyhow!("a thread panicked"))??
+                        .figure
+                        .value;
                 }
                 Ok(sum)
             })

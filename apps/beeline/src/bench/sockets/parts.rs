@@ -9,7 +9,7 @@ use crate::output::Output;
 
 const PEER: &str = "kernel TCP";
 
-fn bytes(size: usize) -> String {
+pub(super) fn bytes(size: usize) -> String {
     match size {
         0..1024 => format!("{size} B"),
         1024..0x10_0000 => format!("{} KiB", size >> 10),

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::super::turns::pin;
-use super::costs::Costs;
-use super::{BULK, PACKET, SocketsPeerArguments, Transport, Work, many, name};
+use super::costs::{Costs, Figure, Rounds};
+use super::{BULK, PACKET, SocketsPeerArguments, Transport, Work, many, modes, name};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -26,6 +26,13 @@ pub fn run_peer(arguments: &SocketsPeerArguments) -> Result<Exit, Failure> {
     }
     if arguments.work == Work::Alone {
         Output::default().line(alone(arguments)?)?;
+        return Ok(Exit::Done);
+    }
+    if let Some(to) = &arguments.to
+        && arguments.work.is_mode()
+    {
+        let (figure, costs) = modes::ask(arguments, to)?;
+        Output::default().line(format!("{figure} {costs}"))?;
         return Ok(Exit::Done);
     }
     if let Some(to) = &arguments.to {
@@ -67,6 +74,9 @@ fn serve(arguments: &SocketsPeerArguments) -> anyhow::Result<()> {
         return pipeline::stage(arguments);
     }
     pin(usize::from(!arguments.one_core))?;
+    if arguments.work.is_mode() {
+        return modes::serve(arguments);
+    }
     if arguments.work == Work::Many {
         return many::serve(arguments);
     }
@@ -141,11 +151,11 @@ fn answer(
 }
 
 /// Asks a server that was started already.
-fn ask_at(arguments: &SocketsPeerArguments, to: &str) -> anyhow::Result<f64> {
+fn ask_at(arguments: &SocketsPeerArguments, to: &str) -> anyhow::Result<Figure> {
     pin(0)?;
     match arguments.work {
-        Work::Connections => connections(arguments, to),
-        Work::Many => many::ask(arguments, to),
+        Work::Connections => connections(arguments, to).map(Figure::from),
+        Work::Many => many::ask(arguments, to).map(Figure::from),
         _ => {
             let peer = TcpStream::connect(to).with_context(|| format!("connecting to {to}"))?;
             peer.set_nodelay(true)?;
@@ -154,7 +164,7 @@ fn ask_at(arguments: &SocketsPeerArguments, to: &str) -> anyhow::Result<f64> {
     }
 }
 
-fn ask(arguments: &SocketsPeerArguments, child: &mut Child) -> anyhow::Result<f64> {
+fn ask(arguments: &SocketsPeerArguments, child: &mut Child) -> anyhow::Result<Figure> {
     let mut said = BufReader::new(child.stdout.take().context("the server's output")?);
     let told = child.stdin.take().context("the server's input")?;
     if arguments.transport == Transport::Pipe {
@@ -165,10 +175,10 @@ fn ask(arguments: &SocketsPeerArguments, child: &mut Child) -> anyhow::Result<f6
     said.read_line(&mut address)?;
     pin(0)?;
     if arguments.work == Work::Connections {
-        return connections(arguments, address.trim());
+        return connections(arguments, address.trim()).map(Figure::from);
     }
     if arguments.work == Work::Many {
-        return many::ask(arguments, address.trim());
+        return many::ask(arguments, address.trim()).map(Figure::from);
     }
     if arguments.transport == Transport::Unix {
         let peer = UnixStream::connect(address.trim())?;
@@ -185,7 +195,7 @@ fn measure(
     arguments: &SocketsPeerArguments,
     mut from: impl Read,
     mut to: impl Write,
-) -> anyhow::Result<f64> {
+) -> anyhow::Result<Figure> {
     let rounds = arguments.rounds.max(1);
     let message = vec![7; arguments.size];
     let mut answer = [0; 8];
@@ -193,21 +203,28 @@ fn measure(
     match arguments.work {
         Work::PingPong | Work::Pauses => {
             let mut answer = vec![0; arguments.answer.unwrap_or(arguments.size)];
-            let mut silent = Duration::ZERO;
+            let (mut silent, mut all) = (Duration::ZERO, Rounds::begin(arguments.costs));
             for _ in 0..rounds {
                 if arguments.work == Work::Pauses {
                     let asleep = Instant::now();
                     std::thread::sleep(Duration::from_millis(1));
                     silent += asleep.elapsed();
+                    all.resume();
                 }
                 to.write_all(&message)?;
                 from.read_exact(&mut answer)?;
+                all.over();
             }
-            return Ok((began.elapsed() - silent).as_secs_f64() * 1e6 / rounds as f64);
+            let value = (began.elapsed() - silent).as_secs_f64() * 1e6 / rounds as f64;
+            return Ok(Figure { value, p99_us: all.p99_us() });
         }
-        Work::Connections | Work::Pipeline | Work::Many | Work::Alone => {
-            anyhow::bail!("has a measure of its own")
-        }
+        Work::Connections
+        | Work::Pipeline
+        | Work::Many
+        | Work::Alone
+        | Work::Origin
+        | Work::Shm
+        | Work::Direct => anyhow::bail!("has a measure of its own"),
         Work::Messages => {
             for _ in 0..rounds {
                 to.write_all(&message)?;
@@ -222,10 +239,10 @@ fn measure(
     }
     from.read_exact(&mut answer)?;
     let seconds = began.elapsed().as_secs_f64();
-    Ok(match arguments.work {
+    Ok(Figure::from(match arguments.work {
         Work::Bulk => (rounds * BULK as u64) as f64 / seconds / 1e9,
         _ => rounds as f64 / seconds,
-    })
+    }))
 }
 
 /// Microseconds for 8 bytes there and back, both ends in this thread.
