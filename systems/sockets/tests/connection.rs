@@ -327,6 +327,30 @@ fn bytes_from_before_the_switch_that_are_on_their_way_are_waited_for_in_the_kern
     assert_eq!(one.receive(3, 0).unwrap(), b"abc");
 }
 
+/// Sends that fit the ring, and sends that wait for room in it several times.
+#[test]
+fn what_a_sender_writes_into_its_buffer_behind_a_send_is_not_what_is_read() {
+    const ROUNDS: usize = 20;
+    let (one, other) = half_pair().join();
+    for size in [1, 100, 4096, 40_000, 200_000] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut bytes = vec![0; size];
+                for round in 0..ROUNDS {
+                    bytes.fill(u8::try_from(round + 1).unwrap());
+                    assert_eq!(one.send(&bytes, 0), Ok(size));
+                    bytes.fill(0);
+                }
+            });
+            for round in 0..ROUNDS {
+                let bytes = other.receive(size, libc::MSG_WAITALL).unwrap();
+                let expected = u8::try_from(round + 1).unwrap();
+                assert!(bytes == vec![expected; size], "{size} bytes, round {round}");
+            }
+        });
+    }
+}
+
 #[test]
 fn threads_that_share_an_end_lose_nothing() {
     const EACH: usize = 20_000;

@@ -1,5 +1,6 @@
-//! Paths in documents exist; what is shown as a command starts with one we know.
+//! Paths in documents exist, and so do the tests they name; what is shown as a command starts with one we know.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use crate::SourceFile;
@@ -52,6 +53,44 @@ pub fn paths(text: &str) -> Vec<String> {
         }
     }
     found
+}
+
+/// Parts of a name that only a test or a function has: shorter ones are settings, fields and calls of others.
+const PARTS_OF_A_TEST: usize = 5;
+/// Of metrics, which sources put together, and of tests that others wrote.
+const NOT_OURS: [&str; 2] = ["beeline_", "test_"];
+
+/// Words between backticks that read as the name of a test.
+#[must_use]
+pub fn tests(text: &str) -> Vec<String> {
+    let is_name = |word: &&str| {
+        let letters = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        word.split('_').filter(|part| !part.is_empty()).count() >= PARTS_OF_A_TEST
+            && word.chars().all(letters)
+            && !NOT_OURS.iter().any(|prefix| word.starts_with(prefix))
+    };
+    let lines = text.lines().flat_map(|line| line.split('`').skip(1).step_by(2));
+    lines.filter(is_name).map(str::to_owned).collect()
+}
+
+/// Tests that `documents` name and no source has: a proof that went with the code it was about.
+#[must_use]
+pub fn missing_tests(documents: &[SourceFile], sources: &[SourceFile]) -> Vec<String> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let words = |source: &'_ SourceFile| -> Vec<String> {
+        source
+            .text
+            .split(|c| !is_part(c))
+            .filter(|word| word.contains('_'))
+            .map(str::to_owned)
+            .collect()
+    };
+    let known: HashSet<String> = sources.iter().flat_map(words).collect();
+    let named = documents.iter().flat_map(|page| {
+        let names = tests(&page.text).into_iter().filter(|name| !known.contains(name));
+        names.map(|name| format!("{}: no source has the test {name}", page.path))
+    });
+    named.collect()
 }
 
 /// Paths in `documents` that do not exist under `root`. A link may also be relative to its page.
