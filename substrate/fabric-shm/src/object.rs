@@ -188,8 +188,11 @@ impl ConnectionObject {
     /// store: a peer that is still inside will see ours.
     pub(crate) fn give_up_atomic(&self) {
         let peer = self.view(self.end.other());
-        // Pairs with the acquire in `leave_atomic`.
-        peer.word(264).store(1, Ordering::Release);
+        // Pairs with the acquire in `leave_atomic`. Where it was said before, of an earlier atomic, it stays
+        // said: the peer may be between its two words, and this end no longer knows whether it waited.
+        if peer.word(264).swap(1, Ordering::AcqRel) != 0 {
+            return;
+        }
         barrier::heavy();
         if !self.peer_is_in_atomic() {
             // It has just left, and its operation is part of what moves. Where it saw the word none the
@@ -421,5 +424,13 @@ mod tests {
         own.enter_atomic();
         owner.give_up_atomic();
         assert!(!own.leave_atomic(true), "nobody knows what became of it");
+        // Given up twice, the second time when it had left and not looked yet.
+        let [owner, peer] = ends();
+        let (own, _) = peer.views();
+        own.enter_atomic();
+        owner.give_up_atomic();
+        own.word(256).store(0, Ordering::Release);
+        owner.give_up_atomic();
+        assert!(!own.leave_atomic(true), "the first memory was not waited for");
     }
 }
