@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::check_streams::{Newest, newest, parts};
 use crate::entry::Sealer;
+use crate::field::field_at_its_place;
 use crate::row_ends::{ROW_ENDS, namespace_of};
-use crate::rows::{HEAD_BYTES, field_at_its_place, is_fields};
+use crate::rows::{HEAD_BYTES, is_fields};
 use crate::segments::SegmentState;
 use crate::service_rows::{ROW_TIMES, TIME_BYTES};
 use crate::space::{IN_ROWS, row_of};

@@ -59,8 +59,8 @@ impl Counted {
         loop {
             let bounds = (from.as_ref().map(Vec::as_slice), std::ops::Bound::Unbounded);
             ordered.collect(bounds, false, CHUNK, &mut keys);
-            for at in 0..keys.len() {
-                counted.came(keys.get(at), 0);
+            for generation in (0..keys.len()).filter_map(|at| generation_of(keys.get(at))) {
+                counted.came(generation, 0);
             }
             if keys.len() < CHUNK {
                 return counted;
@@ -96,25 +96,22 @@ impl Counted {
         }
     }
 
-    /// A key came into the order.
-    pub fn came(&mut self, key: &[u8], version: Version) {
-        let Some(generation) = generation_of(key) else { return };
+    /// A field of this generation came into the order.
+    pub fn came(&mut self, generation: u64, version: Version) {
         let fields = self.row(generation);
         fields.count += 1;
         fields.changed = fields.changed.max(version);
     }
 
-    /// A key that is in the order has another value.
-    pub fn changed(&mut self, key: &[u8], version: Version) {
-        if let Some(generation) = generation_of(key) {
-            let fields = self.row(generation);
-            fields.changed = fields.changed.max(version);
-        }
+    /// A field that is in the order has another value.
+    #[inline]
+    pub fn changed(&mut self, generation: u64, version: Version) {
+        let fields = self.row(generation);
+        fields.changed = fields.changed.max(version);
     }
 
-    /// A key left the order.
-    pub fn left(&mut self, key: &[u8], version: Version) {
-        let Some(generation) = generation_of(key) else { return };
+    /// A field left the order.
+    pub fn left(&mut self, generation: u64, version: Version) {
         let fields = self.row(generation);
         fields.count = fields.count.saturating_sub(1);
         fields.changed = fields.changed.max(version);

@@ -1,14 +1,16 @@
-//! Keys and fields worked out once: by the look-ahead over a pipeline, or by the request itself.
+//! Places of keys and fields worked out once: by the look-ahead over a pipeline, or by the request itself.
 //!
-//! A key takes a hash to find its place in the index, and the key under which a field is stored takes two
-//! to make: the field's position, and the place of the whole. A look-ahead needs them to ask for lines, and
-//! leaves them here for the request, which comes soon after. They follow from key and field alone, so nothing
-//! here can become wrong: what does not fit the request is only of no use to it.
+//! To find its place in the index a key or a field takes a hash. A look-ahead needs the places to ask for
+//! lines, and leaves them here for the requests, which come soon after. They follow from key or field alone,
+//! so nothing here can become wrong: what does not fit the request is only of no use to it.
 
 use std::ops::Range;
 
 use crate::Keyspace;
-use crate::rows::{field_position, fields_of};
+use crate::field::FieldName;
+use crate::rows::fields_of;
+use crate::same::same;
+use crate::shard::Shard;
 use crate::shard::ahead::KEYS_AHEAD;
 use crate::store::Store;
 
@@ -16,40 +18,6 @@ use crate::store::Store;
 const KEPT_BYTES: usize = 64 << 10;
 /// Longest key kept: to compare a longer one costs as much as to place it.
 const KEY_BYTES: usize = 256;
-
-/// A row's field: database and key of the row, its generation, and the field's name.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FieldName<'k> {
-    pub database: u32,
-    pub key: &'k [u8],
-    pub generation: u64,
-    pub field: &'k [u8],
-}
-
-impl FieldName<'_> {
-    /// Appends the key under which the field is stored.
-    pub fn push_to(&self, out: &mut Vec<u8>) {
-        let position = field_position(self.generation, self.field);
-        out.reserve(2 + self.key.len() + 16 + self.field.len());
-        out.extend_from_slice(&(self.key.len() as u16).to_be_bytes());
-        out.extend_from_slice(self.key);
-        // One append of a small array is cheaper than two of its parts.
-        let both = u128::from(self.generation) << 64 | u128::from(position);
-        out.extend_from_slice(&both.to_be_bytes());
-        out.extend_from_slice(self.field);
-    }
-
-    /// True for the stored key of this field.
-    #[inline]
-    fn is(&self, stored: &[u8]) -> bool {
-        let length = self.key.len();
-        stored.len() == 2 + length + 16 + self.field.len()
-            && stored[..2] == (length as u16).to_be_bytes()
-            && stored[2 + length..][..8] == self.generation.to_be_bytes()
-            && &stored[2 + length + 16..] == self.field
-            && &stored[2..2 + length] == self.key
-    }
-}
 
 /// Where a key belongs.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +37,10 @@ impl From<u64> for Placed {
 #[derive(Clone, Debug)]
 struct Worked {
     namespace: u32,
-    stored: Range<u32>,
+    /// The key, or the field's name, among the bytes kept.
+    name: Range<u32>,
+    /// The row's, of a field.
+    generation: u64,
     place: u64,
 }
 
@@ -87,20 +58,19 @@ impl InOrder {
         self.next = 0;
     }
 
-    /// The next one, or the one before, where it is of this namespace and `is` accepts its stored key: a
-    /// command that reads and writes asks twice.
+    /// The place of the next one, or of the one before, where it has this name: a command that reads and
+    /// writes asks twice.
     #[inline]
-    fn find(
-        &mut self,
-        namespace: u32,
-        is: impl Fn(Range<usize>) -> bool,
-    ) -> Option<(Range<usize>, u64)> {
+    fn find(&mut self, bytes: &[u8], namespace: u32, generation: u64, name: &[u8]) -> Option<u64> {
         for at in [self.next, self.next.wrapping_sub(1)] {
             let Some(worked) = self.all.get(at) else { continue };
-            let stored = worked.stored.start as usize..worked.stored.end as usize;
-            if worked.namespace == namespace && is(stored.clone()) {
+            let kept = bytes.get(worked.name.start as usize..worked.name.end as usize);
+            if worked.generation == generation
+                && worked.namespace == namespace
+                && kept.is_some_and(|kept| same(kept, name))
+            {
                 self.next = at + 1;
-                return Some((stored, worked.place));
+                return Some(worked.place);
             }
         }
         None
@@ -124,47 +94,46 @@ impl Foreseen {
         self.fields.clear();
     }
 
+    #[inline]
+    fn keep(&mut self, name: &[u8]) -> Range<u32> {
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(name);
+        start..self.bytes.len() as u32
+    }
+
     /// Keeps the place of a database's key.
     #[inline]
-    pub fn push_key(&mut self, database: u32, key: &[u8], place: u64) {
+    pub fn push_key(&mut self, namespace: u32, key: &[u8], place: u64) {
         if key.len() > KEY_BYTES {
             return;
         }
-        let start = self.bytes.len() as u32;
-        self.bytes.extend_from_slice(key);
-        let stored = start..self.bytes.len() as u32;
-        self.keys.all.push(Worked { namespace: database, stored, place });
+        let name = self.keep(key);
+        self.keys.all.push(Worked { namespace, name, generation: 0, place });
     }
 
     /// The place of a database's key, as foreseen.
     #[inline]
     pub fn find_key(&mut self, database: u32, key: &[u8]) -> Option<u64> {
-        let Self { bytes, keys, .. } = self;
-        keys.find(database, |stored| &bytes[stored] == key).map(|(_, place)| place)
+        self.keys.find(&self.bytes, database, 0, key)
     }
 
-    /// Works a field out and keeps it; its place in the index.
-    pub fn push(&mut self, store: &Store, name: &FieldName<'_>) -> u64 {
-        let (stored, place) = self.work_out(store, name);
-        let stored = stored.start as u32..stored.end as u32;
+    /// Works out the place of a field and keeps it.
+    #[inline]
+    pub fn push_field(&mut self, store: &Store, field: &FieldName<'_>) -> u64 {
+        let place = store.place_field(field);
         if self.fields.all.len() < KEYS_AHEAD {
-            self.fields.all.push(Worked { namespace: fields_of(name.database), stored, place });
+            let (namespace, generation) = (fields_of(field.database), field.generation);
+            let name = self.keep(field.field);
+            self.fields.all.push(Worked { namespace, name, generation, place });
         }
         place
     }
 
-    fn work_out(&mut self, store: &Store, name: &FieldName<'_>) -> (Range<usize>, u64) {
-        let start = self.bytes.len();
-        name.push_to(&mut self.bytes);
-        let place = store.place(fields_of(name.database), &self.bytes[start..]);
-        (start..self.bytes.len(), place)
-    }
-
-    /// What was foreseen of a field: where its stored key lies, and its place.
+    /// The place of a field, as foreseen.
     #[inline]
-    fn find(&mut self, name: &FieldName<'_>) -> Option<(Range<usize>, u64)> {
-        let Self { bytes, fields, .. } = self;
-        fields.find(fields_of(name.database), |stored| name.is(&bytes[stored]))
+    fn find_field(&mut self, field: &FieldName<'_>) -> Option<u64> {
+        let namespace = fields_of(field.database);
+        self.fields.find(&self.bytes, namespace, field.generation, field.field)
     }
 }
 
@@ -180,26 +149,21 @@ impl Keyspace<'_> {
         }
     }
 
-    /// Runs `with` with the key under which a field is stored and its place in the index.
+    /// Where a field belongs.
     #[inline]
-    pub(crate) fn with_field<R>(
-        &mut self,
-        name: &FieldName<'_>,
-        with: impl FnOnce(&mut Self, &[u8], Placed) -> R,
-    ) -> R {
-        let mut foreseen = self.home_mut().foreseen.take().unwrap_or_default();
-        let kept = foreseen.bytes.len();
-        let (stored, place) = match foreseen.find(name) {
-            Some((stored, place)) => (stored, Placed { place, asked: true }),
-            None => {
-                let (stored, place) = foreseen.work_out(self.store(), name);
-                (stored, place.into())
-            }
-        };
-        let result = with(self, &foreseen.bytes[stored], place);
-        foreseen.bytes.truncate(kept);
-        self.home_mut().foreseen = Some(foreseen);
-        result
+    pub(crate) fn place_field(&mut self, field: &FieldName<'_>) -> Placed {
+        self.home_mut().place_field(field)
+    }
+}
+
+impl Shard {
+    /// Where a field belongs.
+    #[inline]
+    pub(crate) fn place_field(&mut self, field: &FieldName<'_>) -> Placed {
+        match self.foreseen.as_mut().and_then(|all| all.find_field(field)) {
+            Some(place) => Placed { place, asked: true },
+            None => self.store.place_field(field).into(),
+        }
     }
 }
 
@@ -263,30 +227,5 @@ mod tests {
 
     fn foreseen<'k>(keys: &'k mut Keyspace<'_>) -> &'k Foreseen {
         keys.home_mut().foreseen.as_deref().unwrap()
-    }
-
-    fn name<'k>(key: &'k [u8], generation: u64, field: &'k [u8]) -> FieldName<'k> {
-        FieldName { database: 3, key, generation, field }
-    }
-
-    #[test]
-    fn a_stored_key_is_that_of_its_own_field_alone() {
-        let names = [
-            name(b"key", 7, b"field"),
-            name(b"key", 8, b"field"),
-            name(b"kex", 7, b"field"),
-            name(b"keyf", 7, b"ield"),
-            name(b"key", 7, b"fiele"),
-            name(b"key", 7, b""),
-            name(b"", 7, b"field"),
-            name(b"", 0, b""),
-        ];
-        for (at, mine) in names.iter().enumerate() {
-            let mut stored = Vec::new();
-            mine.push_to(&mut stored);
-            for (other, theirs) in names.iter().enumerate() {
-                assert_eq!(theirs.is(&stored), at == other, "{mine:?} {theirs:?}");
-            }
-        }
     }
 }

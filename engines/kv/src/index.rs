@@ -100,6 +100,12 @@ impl Location {
         if self.has(Self::TOUCHED) { to.touched(self.has(Self::EXPIRES)) } else { to }
     }
 
+    /// True when the location names bytes that may be looked at, and that no client can write.
+    #[inline]
+    pub fn is_trusted(self) -> bool {
+        self.0 & (Self::LOST | Self::DROPPED | Self::UNTRUSTED) == 0
+    }
+
     /// True when the location names bytes that may be looked at.
     pub fn is_readable(self) -> bool {
         self.0 & (Self::LOST | Self::DROPPED) == 0
@@ -243,6 +249,9 @@ pub(crate) struct Index {
     depth: u32,
     pages: Vec<Page>,
     slots: u64,
+    /// Grows with whatever may change a slot or move it: while it stays, slots are where and what they were,
+    /// apart from their last use.
+    changes: u64,
     /// Keys a reader finds (not tombstones).
     pub live: u64,
     /// Keys with an expiry among them.
@@ -260,6 +269,7 @@ impl Default for Index {
             depth: 0,
             pages: vec![Page::new(SMALLEST_PAGE, 0)],
             slots: 0,
+            changes: 0,
             live: 0,
             expiring: 0,
             live_bytes: 0,
@@ -345,12 +355,27 @@ impl Index {
 
     #[inline]
     pub fn slot_mut(&mut self, id: SlotId) -> &mut Slot {
+        self.changes += 1;
         &mut self.pages[id.page as usize].slots[id.slot as usize]
+    }
+
+    /// Notes when a key was used.
+    #[inline]
+    pub fn use_slot(&mut self, id: SlotId, second: u16) {
+        self.pages[id.page as usize].slots[id.slot as usize].last_use = second;
+    }
+
+    /// A number that no change of a slot leaves as it is; the note of a use does. Of this index alone: one
+    /// that takes its place counts anew.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// Adds a key that is not in the index.
     pub fn insert(&mut self, slot: Slot) -> SlotId {
         assert!(slot.location.0 != 0, "an entry never lies at location 0");
+        self.changes += 1;
         loop {
             let number = self.directory[self.directory_slot(slot.hash)];
             let page = &mut self.pages[number as usize];
@@ -365,6 +390,7 @@ impl Index {
     /// Removes a slot and returns what was in it. A page that is nearly empty then gets smaller.
     pub fn remove(&mut self, id: SlotId) -> Slot {
         self.slots -= 1;
+        self.changes += 1;
         let page = &mut self.pages[id.page as usize];
         let taken = page.take(id.slot);
         if page.slots.len() > SMALLEST_PAGE && page.used as usize * SPARSE < page.slots.len() {

@@ -296,7 +296,7 @@ impl<'a> Keyspace<'a> {
         };
         let mut room = home.take_reserved();
         let admitted =
-            owner.admit(namespace, key, value.iter().map(|part| part.len()).sum(), &mut room);
+            owner.admit(namespace, key.len(), value.iter().map(|part| part.len()).sum(), &mut room);
         home.put_back_reserved(room);
         admitted?;
         let appended = home.append_put(namespace, hash, key, value, options)?;
@@ -319,7 +319,8 @@ impl<'a> Keyspace<'a> {
         options: PutOptions,
     ) -> Result<Stored, KvError> {
         let home = self.home_mut();
-        let admitted = home.admit_own(namespace, key, value.iter().map(|part| part.len()).sum());
+        let length = value.iter().map(|part| part.len()).sum();
+        let admitted = home.admit_own(namespace, key.len(), length);
         let appended =
             admitted.and_then(|()| home.append_put(namespace, hash, key, value, options));
         // Also where it failed: room may have been made by moving the batch.

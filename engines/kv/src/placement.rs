@@ -16,8 +16,9 @@ use std::cell::Cell;
 
 use crate::entry::{Header, Sealer};
 use crate::expiries::is_beside;
+use crate::field::FieldName;
 use crate::row_ends::{self, ROW_ENDS};
-use crate::rows::{database_of, is_fields};
+use crate::rows::{database_of, fields_of, is_fields};
 use crate::service_rows::ROW_TIMES;
 use crate::siphash::SipHash;
 use crate::space::{IN_ROWS, row_of};
@@ -107,20 +108,38 @@ impl Placement {
         shard_of_hash(hash_in(self.seed, namespace, decides), self.shards)
     }
 
-    /// The hash a key has in its index; the lowest bits name its shard.
+    /// The hash a key has in its index; the lowest bits name its shard. That of a field is
+    /// [`Placement::place_field`]'s.
     #[inline]
     pub fn place(&self, namespace: u32, key: &[u8]) -> u64 {
+        if is_fields(namespace)
+            && let Some((name, _)) = FieldName::of_stored(database_of(namespace), key)
+        {
+            return self.place_field(&name);
+        }
         #[cfg(debug_assertions)]
         PLACED.with(|placed| placed.set(placed.get() + 1));
         let [low, high] = self.secret;
-        // A field's generation tells its row, and is shorter.
-        let told = if is_fields(namespace) { row_of(key).len() + 2 } else { 0 };
-        let told = key.get(told..).unwrap_or(key);
-        let hash = SipHash::of([low, high ^ u64::from(namespace)], told);
+        let hash = SipHash::of([low, high ^ u64::from(namespace)], key);
         if self.shards == 1 {
             return hash;
         }
         hash & !self.shard_bits | self.shard(namespace, key) as u64
+    }
+
+    /// As [`Placement::place`], of a row's field: by the row's generation, which tells the row and is short,
+    /// and the field's name. Its stored key need not be made for it.
+    #[inline]
+    pub fn place_field(&self, name: &FieldName<'_>) -> u64 {
+        #[cfg(debug_assertions)]
+        PLACED.with(|placed| placed.set(placed.get() + 1));
+        let [low, high] = self.secret;
+        let key = [low, high ^ u64::from(fields_of(name.database))];
+        let hash = SipHash::of_both(key, name.generation, name.field);
+        if self.shards == 1 {
+            return hash;
+        }
+        hash & !self.shard_bits | self.shard(name.database, name.key) as u64
     }
 
     /// The shard that a place names.
@@ -195,6 +214,22 @@ mod tests {
             prop_assert_eq!(placement.shard(database, &key), shard);
             prop_assert_eq!(placement.owner(placement.place(database, &key)), shard);
         }
+    }
+
+    #[test]
+    fn a_field_has_one_place_by_name_and_by_stored_key_and_others_have_others() {
+        let placement = placement(3);
+        let name = FieldName { database: 2, key: b"row", generation: 9, field: b"field" };
+        let mut stored = Vec::new();
+        name.push_to(&mut stored);
+        let place = placement.place_field(&name);
+        assert_eq!(placement.place(fields_of(2), &stored), place);
+        assert_eq!(placement.owner(place), placement.shard(2, b"row"), "with its row");
+        assert_ne!(placement.place_field(&FieldName { field: b"fielc", ..name }), place);
+        assert_ne!(placement.place_field(&FieldName { generation: 8, ..name }), place);
+        assert_ne!(placement.place_field(&FieldName { database: 1, ..name }), place);
+        // What a damaged medium may hold has a place, too.
+        assert_ne!(placement.place(fields_of(2), &stored[..9]), place);
     }
 
     #[test]

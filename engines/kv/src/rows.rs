@@ -26,14 +26,13 @@ use std::ops::Bound;
 use crate::counted::Fields;
 use crate::ended::ALL_ROWS;
 use crate::fault::{self, KnownBug};
-use crate::foreseen::FieldName;
+use crate::field::{FieldName, SUB_BYTES};
 use crate::ordered::Keys;
 use crate::peers::Peer;
 use crate::recover::RecoveredHead;
 use crate::segments::SegmentState;
 use crate::shard::upkeep::Swept;
 use crate::shard::{EntryRef, PutOptions, Shard, read_header, read_key};
-use crate::siphash::SipHash;
 use crate::space::IN_ROWS;
 use crate::store::Store;
 use crate::{Keyspace, KvError, Version};
@@ -49,12 +48,8 @@ pub fn is_row_kind(kind: u8) -> bool {
 
 /// Namespaces of the databases' fields, before [`IN_ROWS`].
 const FIELDS: u32 = 32;
-/// Bits of a field's position: what a scan's cursor can hold.
-const POSITION_BITS: u32 = 48;
 /// Bytes of a head's value.
 pub(crate) const HEAD_BYTES: usize = 16;
-/// Bytes between the row and the field's name.
-const SUB_BYTES: usize = 16;
 /// Fields of ended rows removed in one slice of upkeep.
 const SLICE: usize = 256;
 /// Ended rows passed over in one slice because another thread holds the log that their ends are in.
@@ -147,22 +142,6 @@ impl Store {
     pub fn head_bytes(key_length: usize) -> u64 {
         crate::entry::slot_bytes_for(key_length, HEAD_BYTES)
     }
-}
-
-/// Where a field stands among its row's: below 2^48. By the row's generation alone, which travels in
-/// its head: a field is found again in whatever pool a snapshot is put.
-pub(crate) fn field_position(generation: u64, field: &[u8]) -> u64 {
-    let key = [generation, generation.rotate_left(32)];
-    SipHash::of(key, field) >> (64 - POSITION_BITS)
-}
-
-/// True for the key of a field that has the position of its name.
-pub(crate) fn field_at_its_place(key: &[u8]) -> bool {
-    let behind = key.get(2 + crate::space::row_of(key).len()..).unwrap_or_default();
-    let Some((generation, rest)) = behind.split_first_chunk::<8>() else { return false };
-    let Some((position, field)) = rest.split_first_chunk::<8>() else { return false };
-    let generation = u64::from_be_bytes(*generation);
-    field_position(generation, field) == u64::from_be_bytes(*position)
 }
 
 /// What keys of a row's fields begin with.
@@ -304,12 +283,11 @@ impl Keyspace<'_> {
         row: &Row,
         field: &[u8],
     ) -> Result<Option<EntryRef>, KvError> {
-        let namespace = fields_of(u32::from(database));
-        self.with_field(&row.field(database, key, field), |keys, stored, place| {
-            let shard = keys.shard(keys.store().owner_of(place.place))?;
-            let found = shard.find(namespace, place.place, stored);
-            Ok(found.and_then(|id| shard.live_entry(namespace, id)))
-        })
+        let name = row.field(database, key, field);
+        let place = self.place_field(&name).place;
+        let shard = self.shard(self.store().owner_of(place))?;
+        let found = shard.find_field(&name, place);
+        Ok(found.and_then(|(id, _)| shard.live_entry(fields_of(u32::from(database)), id)))
     }
 
     /// Stores a field's value and counts it in `row`; true when it is new.
@@ -323,20 +301,41 @@ impl Keyspace<'_> {
         field: &[u8],
         value: &[&[u8]],
     ) -> Result<bool, KvError> {
-        let namespace = fields_of(u32::from(database));
-        let new = self.with_field(&row.field(database, key, field), |keys, stored, place| {
-            let limit = crate::entry::KEY_LIMIT;
-            if stored.len() > limit {
-                return Err(KvError::KeyTooLong { length: stored.len(), limit });
+        let name = row.field(database, key, field);
+        let placed = self.place_field(&name);
+        let namespace = fields_of(name.database);
+        let several = self.joins_several();
+        let shard = self.shard(self.store().owner_of(placed.place))?;
+        let stored = if several {
+            let (length, limit) = (name.stored_bytes(), crate::entry::KEY_LIMIT);
+            if length > limit {
+                return Err(KvError::KeyTooLong { length, limit });
             }
-            let shard = keys.shard(keys.store().owner_of(place.place))?;
             if shard.spaces.extra(namespace).is_none() {
                 shard.spaces.open(namespace);
             }
-            Ok(keys.put_at(namespace, place, stored, value, PutOptions::default())?.new)
-        })?;
-        row.length += u64::from(new);
-        Ok(new)
+            self.with_stored(&name, |keys, stored| {
+                keys.put_at(namespace, placed, stored, value, PutOptions::default())
+            })?
+        } else {
+            shard.put_field(&name, placed, value)?
+        };
+        row.length += u64::from(stored.new);
+        Ok(stored.new)
+    }
+
+    /// Runs `with` with the key under which a field is stored.
+    fn with_stored<R>(
+        &mut self,
+        name: &FieldName<'_>,
+        with: impl FnOnce(&mut Self, &[u8]) -> R,
+    ) -> R {
+        let mut stored = std::mem::take(&mut self.home_mut().field_key);
+        stored.clear();
+        name.push_to(&mut stored);
+        let result = with(self, &stored);
+        self.home_mut().field_key = stored;
+        result
     }
 
     /// Removes a field and takes it out of `row`'s count; false when there was none.
@@ -349,10 +348,9 @@ impl Keyspace<'_> {
         row: &mut Row,
         field: &[u8],
     ) -> Result<bool, KvError> {
-        let namespace = fields_of(u32::from(database));
-        let removed = self.with_field(&row.field(database, key, field), |keys, stored, _| {
-            keys.delete_at(namespace, stored)
-        })?;
+        let name = row.field(database, key, field);
+        let namespace = fields_of(name.database);
+        let removed = self.with_stored(&name, |keys, stored| keys.delete_at(namespace, stored))?;
         row.length -= u64::from(removed).min(row.length);
         Ok(removed)
     }
@@ -469,6 +467,9 @@ impl Shard {
         place: u64,
         key: &[u8],
     ) -> Option<u64> {
+        if let Some(generation) = self.known_generation(database, key) {
+            return Some(generation);
+        }
         let id = self.find(database, place, key)?;
         let location = self.spaces.get(database)?.slot(id).location;
         if location.is_absent() || location.has(crate::index::Location::UNTRUSTED) {

@@ -46,13 +46,26 @@ impl SipHash {
     /// The hash of `bytes`.
     #[inline]
     pub fn of(key: [u64; 2], bytes: &[u8]) -> u64 {
+        Self::new(key).last(bytes, bytes.len())
+    }
+
+    /// The hash of the eight bytes of `first`, the lowest one in front, and `bytes` behind them.
+    #[inline]
+    pub fn of_both(key: [u64; 2], first: u64, bytes: &[u8]) -> u64 {
         let mut hash = Self::new(key);
+        hash.word(first);
+        hash.last(bytes, 8 + bytes.len())
+    }
+
+    /// Takes in the last bytes of an input of `length` bytes; the hash.
+    #[inline]
+    fn last(mut self, bytes: &[u8], length: usize) -> u64 {
         let (words, rest) = bytes.as_chunks::<8>();
         for word in words {
-            hash.word(u64::from_le_bytes(*word));
+            self.word(u64::from_le_bytes(*word));
         }
-        hash.word((bytes.len() as u64) << 56 | tail(bytes, rest));
-        hash.finish()
+        self.word((length as u64) << 56 | tail(bytes, rest));
+        self.finish()
     }
 
     #[inline]
@@ -103,6 +116,8 @@ mod tests {
             let key = [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])];
             let reference = siphasher::sip::SipHasher13::new_with_key(&secret).hash(&bytes);
             prop_assert_eq!(SipHash::of(key, &bytes), reference);
+            let Some((first, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
+            prop_assert_eq!(SipHash::of_both(key, u64::from_le_bytes(*first), rest), reference);
         }
     }
 }

@@ -69,6 +69,9 @@ impl Spaces {
         if (namespace as usize) < INDEXES {
             return self.first[namespace as usize].get_or_insert_default();
         }
+        if let Ok(at) = self.place(namespace) {
+            return &mut self.extra[at].index;
+        }
         &mut self.open(namespace).index
     }
 

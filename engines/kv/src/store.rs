@@ -9,6 +9,7 @@ use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
 use crate::catalog::Catalog;
 use crate::entry::Sealer;
 use crate::feed::Feed;
+use crate::field::FieldName;
 use crate::peers::Peers;
 use crate::placement::Placement;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
@@ -267,6 +268,12 @@ impl Store {
     #[inline]
     pub(crate) fn place(&self, namespace: u32, key: &[u8]) -> u64 {
         self.placement.place(namespace, key)
+    }
+
+    /// As [`Store::place_key`], of a row's field.
+    #[inline]
+    pub(crate) fn place_field(&self, field: &FieldName<'_>) -> u64 {
+        self.placement.place_field(field)
     }
 
     /// As [`Store::shard_of`], in any namespace.

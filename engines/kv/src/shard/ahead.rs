@@ -4,8 +4,10 @@
 use beeline_os::{MemoryObject as _, prefetch};
 
 use crate::ClientLog;
-use crate::foreseen::{FieldName, Foreseen};
+use crate::field::FieldName;
+use crate::foreseen::Foreseen;
 use crate::rows::fields_of;
+use crate::same::same;
 use crate::shard::Shard;
 
 /// Most keys asked for at once: about as many lines as a core can wait for.
@@ -68,7 +70,7 @@ impl<'k> Ahead<'k> {
             // A pipeline often stays with one row.
             let before = at.checked_sub(1).filter(|_| expected.field.is_some());
             ahead.places[at] = match before {
-                Some(before) if ahead.all[before].key == expected.key => ahead.places[before],
+                Some(before) if same(ahead.all[before].key, expected.key) => ahead.places[before],
                 _ => place_of(expected.key),
             };
             ahead.all[at] = expected;
@@ -121,7 +123,7 @@ impl<'k> Ahead<'k> {
             row = Some((place, generation));
             let Some(generation) = generation else { continue };
             let name = FieldName { database, key, generation, field };
-            let of_field = foreseen.push(&shard.store, &name);
+            let of_field = foreseen.push_field(&shard.store, &name);
             shard.prefetch(namespace, of_field);
             places[at] = Some(of_field);
         }

@@ -305,7 +305,8 @@ impl Shard {
         let location = Location::new(state.id, offset, flags);
         if header.flags & TOMBSTONE == 0 {
             let length = header.value_length as usize;
-            self.admit(header.namespace, key, length, &mut 0).map_err(|_| RejectReason::Store)?;
+            self.admit(header.namespace, key.len(), length, &mut 0)
+                .map_err(|_| RejectReason::Store)?;
         } else {
             self.check_writable().map_err(|_| RejectReason::Store)?;
         }

@@ -6,10 +6,18 @@
 
 use crate::entry;
 use crate::fault::{self, KnownBug};
+use crate::field::FieldName;
 use crate::index::{Location, Slot, SlotId};
+use crate::rows::{fields_of, generation_of, is_fields};
 use crate::shard::Shard;
 use crate::shard::log::Appended;
 use crate::stats;
+
+/// The generation of the row that counts a key, if it is that of a field.
+#[inline]
+fn counted_as(namespace: u32, key: &[u8]) -> Option<u64> {
+    if is_fields(namespace) { generation_of(key) } else { None }
+}
 
 impl Shard {
     /// Makes `appended` the newest entry of its key, whose index this shard holds. True where it is a value
@@ -42,13 +50,34 @@ impl Shard {
         self.note_order(namespace, key, appended, held).unwrap_or(came)
     }
 
+    /// As [`Shard::install`], of the value of a field whose slot is known.
+    pub(crate) fn install_field(
+        &mut self,
+        field: &FieldName<'_>,
+        place: u64,
+        (stored, found): (&[u8], Option<(SlotId, Location)>),
+        appended: &Appended,
+    ) -> bool {
+        let namespace = fields_of(field.database);
+        let held = found.is_some_and(|(_, before)| !before.is_absent());
+        self.install_found(namespace, place, found.map(|(id, _)| id), appended);
+        if !held {
+            return self.note_order(namespace, stored, appended, false).unwrap_or(true);
+        }
+        // It is in the order.
+        if let Some(extra) = self.spaces.extra_mut(namespace) {
+            extra.counted.changed(field.generation, appended.version);
+        }
+        false
+    }
+
     /// Takes a key without an entry out of the order.
     pub(crate) fn forget_order(&mut self, namespace: u32, key: &[u8]) {
         let Some(extra) = self.spaces.extra_mut(namespace) else { return };
         if extra.ordered.as_mut().is_some_and(|ordered| ordered.remove(key))
-            && crate::rows::is_fields(namespace)
+            && let Some(generation) = counted_as(namespace, key)
         {
-            extra.counted.left(key, 0);
+            extra.counted.left(generation, 0);
         }
     }
 
@@ -70,11 +99,11 @@ impl Shard {
             (false, true) => false,
             (false, false) => ordered.insert(key),
         };
-        if crate::rows::is_fields(namespace) {
+        if let Some(generation) = counted_as(namespace, key) {
             match (moved, absent) {
-                (true, true) => extra.counted.left(key, appended.version),
-                (true, false) => extra.counted.came(key, appended.version),
-                (false, false) => extra.counted.changed(key, appended.version),
+                (true, true) => extra.counted.left(generation, appended.version),
+                (true, false) => extra.counted.came(generation, appended.version),
+                (false, false) => extra.counted.changed(generation, appended.version),
                 // Deleted once more.
                 (false, true) => {}
             }

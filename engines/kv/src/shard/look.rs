@@ -4,7 +4,9 @@
 //! its slot holds.
 
 use crate::entry::{self, HEADER_BYTES, Header};
+use crate::field::FieldName;
 use crate::index::{Location, Slot};
+use crate::same::same;
 use crate::segments::SegmentState;
 
 /// The header at `offset`, copied.
@@ -25,7 +27,7 @@ pub(super) fn holds_key(state: &SegmentState, slot: &Slot, key: &[u8]) -> bool {
     let offset = slot.location.offset();
     if !slot.location.has(Location::UNTRUSTED) {
         let bytes = state.bytes(offset, needed);
-        return bytes[24..26] == (key.len() as u16).to_le_bytes() && &bytes[48..] == key;
+        return bytes[24..26] == (key.len() as u16).to_le_bytes() && same(&bytes[48..], key);
     }
     // Header and key in one copy, where the key is of usual length.
     let mut copy = [0; 96];
@@ -34,6 +36,28 @@ pub(super) fn holds_key(state: &SegmentState, slot: &Slot, key: &[u8]) -> bool {
         return copy[24..26] == (key.len() as u16).to_le_bytes() && copy[48..] == *key;
     }
     holds_long_key(state, offset, key)
+}
+
+/// True when the entry of `slot` is one of `field`, whatever its position.
+#[inline]
+pub(super) fn holds_field(state: &SegmentState, slot: &Slot, field: &FieldName<'_>) -> bool {
+    let length = field.stored_bytes();
+    let needed = HEADER_BYTES as usize + length;
+    if slot.slot_bytes() < needed as u64 {
+        return false;
+    }
+    if !slot.location.is_trusted() {
+        return holds_field_of_client(state, slot, field);
+    }
+    let bytes = state.bytes(slot.location.offset(), needed);
+    bytes[24..26] == (length as u16).to_le_bytes() && field.is(&bytes[HEADER_BYTES as usize..])
+}
+
+#[cold]
+fn holds_field_of_client(state: &SegmentState, slot: &Slot, field: &FieldName<'_>) -> bool {
+    let mut key = Vec::new();
+    read_key(state, slot, &mut key);
+    field.is(&key)
 }
 
 fn holds_long_key(state: &SegmentState, offset: u32, key: &[u8]) -> bool {

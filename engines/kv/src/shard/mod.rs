@@ -7,6 +7,7 @@ pub(crate) mod ahead;
 mod batch;
 pub(crate) mod client_log;
 mod collect;
+mod fields;
 mod install;
 pub(crate) mod log;
 mod look;
@@ -121,6 +122,8 @@ pub struct Shard {
     /// In a place of its own: it is taken out while it is used.
     pub(crate) foreseen: Option<Box<Foreseen>>,
     pub(crate) known_row: KnownRow,
+    /// The stored key of a field that is put, kept to allocate once.
+    pub(crate) field_key: Vec<u8>,
     /// Where commits need not wait for the medium.
     pending: Option<Box<Pending>>,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
@@ -157,6 +160,7 @@ impl Shard {
             scratch: Vec::new(),
             foreseen: None,
             known_row: KnownRow::default(),
+            field_key: Vec::new(),
             pending: Self::pending_of(store.pool.report().mechanism),
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
@@ -344,7 +348,7 @@ impl Shard {
     pub(crate) fn mark_used(&mut self, namespace: u32, id: SlotId) {
         let second = self.use_second;
         if let Some(index) = self.spaces.get_mut(namespace) {
-            index.slot_mut(id).last_use = second;
+            index.use_slot(id, second);
         }
     }
 
@@ -460,7 +464,7 @@ impl Shard {
             self.prefetch(namespace, hash);
         }
         let length = value.iter().map(|part| part.len()).sum();
-        self.admit_own(namespace, key, length)?;
+        self.admit_own(namespace, key.len(), length)?;
         if !asked {
             self.prefetch_entry(namespace, hash);
         }
@@ -475,20 +479,30 @@ impl Shard {
     pub(crate) fn admit(
         &mut self,
         namespace: u32,
-        key: &[u8],
+        key_length: usize,
         value_length: usize,
         reserved: &mut u64,
     ) -> Result<(), KvError> {
         self.check_namespace(namespace)?;
-        if key.len() > KEY_LIMIT {
-            return Err(KvError::KeyTooLong { length: key.len(), limit: KEY_LIMIT });
+        self.admit_entry(namespace, (key_length, value_length), reserved)
+    }
+
+    /// As [`Shard::admit`], for a namespace that is there.
+    pub(crate) fn admit_entry(
+        &mut self,
+        namespace: u32,
+        (key_length, value_length): (usize, usize),
+        reserved: &mut u64,
+    ) -> Result<(), KvError> {
+        if key_length > KEY_LIMIT {
+            return Err(KvError::KeyTooLong { length: key_length, limit: KEY_LIMIT });
         }
-        let limit = self.store.value_limit(key.len());
+        let limit = self.store.value_limit(key_length);
         if value_length > limit {
             return Err(KvError::ValueTooLong { length: value_length, limit });
         }
         self.check_writable()?;
-        let bytes = entry::slot_bytes_for(key.len(), value_length);
+        let bytes = entry::slot_bytes_for(key_length, value_length);
         if let Some(left) = reserved.checked_sub(bytes) {
             *reserved = left;
             return Ok(());
@@ -501,11 +515,11 @@ impl Shard {
     pub(crate) fn admit_own(
         &mut self,
         namespace: u32,
-        key: &[u8],
+        key_length: usize,
         value_length: usize,
     ) -> Result<(), KvError> {
         let mut room = self.take_reserved();
-        let admitted = self.admit(namespace, key, value_length, &mut room);
+        let admitted = self.admit(namespace, key_length, value_length, &mut room);
         self.put_back_reserved(room);
         admitted
     }
@@ -679,6 +693,7 @@ impl Shard {
 
     /// Forgets every key of a database; the store's barrier makes it last.
     pub(crate) fn forget(&mut self, namespace: u32) {
+        self.known_row.forget_all();
         self.forget_records(namespace);
         self.forget_streams(namespace);
         self.forget_row_times(namespace);

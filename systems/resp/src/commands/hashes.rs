@@ -66,6 +66,13 @@ fn field(
     }
 }
 
+/// Whether a field of a hash that is there takes one entry, which is stored or not: no batch, and nothing
+/// else to make room for.
+#[inline]
+fn is_one_entry(call: &Call<'_, '_>) -> bool {
+    !call.in_batch && call.store.store().max_memory_bytes() == 0
+}
+
 /// Stores one field; whether it was new.
 #[inline]
 fn store_one(
@@ -75,9 +82,7 @@ fn store_one(
     value: &[u8],
 ) -> Result<bool, CommandError> {
     let key = call.arg(1);
-    if let (Some(mut row), false, 0) = (row, call.in_batch, call.store.store().max_memory_bytes()) {
-        // One entry, which is stored or not; no batch, and nothing else to make room for.
-        call.store.store().check_field(key.len(), field.len(), value.len())?;
+    if let Some(mut row) = row.filter(|_| is_one_entry(call)) {
         let new = call.store.put_field(call.database, key, &mut row, field, &[value])?;
         call.store.put_head(call.database, key, &row)?;
         return Ok(new);
@@ -136,8 +141,19 @@ fn set_pairs(call: &mut Call<'_, '_>) -> Result<u64, CommandError> {
 
 pub fn hset(call: &mut Call<'_, '_>) -> CommandResult {
     if call.args.len() == 4 {
-        let row = hash(call, call.arg(1))?;
-        let new = store_one(call, row, call.arg(2), call.arg(3))?;
+        let (key, field, value) = (call.arg(1), call.arg(2), call.arg(3));
+        let known = if call.touch && is_one_entry(call) {
+            call.store.put_known_field((call.database, key), KIND_HASH, field, &[value])?
+        } else {
+            None
+        };
+        let new = match known {
+            Some(new) => new,
+            None => {
+                let row = hash(call, key)?;
+                store_one(call, row, field, value)?
+            }
+        };
         call.out.integer(i64::from(new));
         return Ok(());
     }
