@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 
 use beeline_paxos::{
-    AccessKey, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Layout,
-    Message, NodeId, Options, Position, Replica, RoleName, Start, Status, Term,
+    AccessKey, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Layout, Message,
+    NodeId, Options, Position, Replica, RoleName, Start, Status, Term,
 };
 
 /// A replica whose commands are carried out at once.
@@ -208,4 +208,82 @@ fn a_leader_rests_again_once_its_follower_saw_it_awake() {
     assert!(!led.rests(), "what its follower asked for before may still arrive");
     led.shows.beats = led.beats();
     assert!(led.rests());
+}
+
+/// A member of three that promises itself to whoever asks.
+struct Following {
+    replica: Replica<HeapMemory>,
+    now_ns: u64,
+}
+
+impl Following {
+    fn new() -> Self {
+        let layout = Layout::new(64, 256).unwrap();
+        let mut memory = HeapMemory::new(layout.region_bytes());
+        layout.format(ClusterId(7), &mut memory);
+        let start = Start {
+            id: NodeId(1),
+            cluster: ClusterId(7),
+            layout,
+            vote_word: 0,
+            snapshot: Position::NONE,
+            chosen: Position::NONE,
+            reached: Position::NONE,
+            configuration: Configuration::initial(&[NodeId(1), PEER, NodeId(3)]),
+            seed: 3,
+        };
+        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        Self { replica, now_ns: 1 }
+    }
+
+    fn step(&mut self, event: Event<'static>) {
+        let (mut events, mut commands) = (VecDeque::from([event]), Vec::new());
+        while let Some(event) = events.pop_front() {
+            self.replica.step(event, &mut commands);
+            for command in commands.drain(..) {
+                match command {
+                    Command::Fence => events.push_back(Event::Fenced { key: AccessKey(9) }),
+                    Command::PersistVote { .. } => events.push_back(Event::VotePersisted),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn promise_to(&mut self, leader: NodeId, term: Term) {
+        let committed = Position::NONE;
+        let message = Message::RequestVote { term, committed, transfer: true };
+        self.step(Event::Message { from: leader, message });
+        assert_eq!(self.replica.term(), term);
+        self.now_ns += 1_000_000;
+        self.step(Event::Tick { now_ns: self.now_ns });
+    }
+
+    fn reads(&mut self, leader: NodeId, term: Term, beats: u32) {
+        let status = Some(Status { term, beats, ..Status::default() });
+        self.step(Event::StatusRead { peer: leader, status });
+    }
+
+    fn shows(&self) -> u32 {
+        self.replica.memory().status.beats
+    }
+}
+
+/// A leader takes what a follower shows for what that one saw of itself.
+#[test]
+fn a_follower_shows_the_beats_that_it_saw_of_its_leader_and_of_none_before() {
+    let mut following = Following::new();
+    following.promise_to(PEER, Term(1));
+    assert_eq!(following.shows(), 0);
+    for beats in [5, 6] {
+        following.reads(PEER, Term(1), beats);
+        assert_eq!(following.shows(), beats);
+    }
+    following.promise_to(NodeId(3), Term(2));
+    assert_eq!(following.shows(), 0, "it saw nothing of this one");
+    // What it had asked the one before may come still.
+    following.reads(PEER, Term(1), 7);
+    assert_eq!(following.shows(), 0);
+    following.reads(NodeId(3), Term(2), 8);
+    assert_eq!(following.shows(), 8);
 }

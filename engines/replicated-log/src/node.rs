@@ -58,6 +58,8 @@ use crate::transport::Transport;
 pub(crate) const IDLE_NS: u64 = 10_000_000;
 /// A ring that has had no room for so long, because snapshots fail, takes no commands.
 const FULL_NS: u64 = 1_000_000_000;
+/// An election takes less, nanoseconds.
+const LEADERLESS_NS: u64 = 5_000_000_000;
 /// Between two looks at peers, changes and snapshots, nanoseconds.
 const UPKEEP_NS: u64 = 5_000_000;
 /// A change of membership or a hand-over is given up after this.
@@ -252,6 +254,8 @@ pub struct Node<S> {
     machine_has: Position,
     /// And some of those up to here.
     machine_reached: Position,
+    /// Since when nobody leads while some of that is not committed here, and whether that was said.
+    leaderless: Option<(u64, bool)>,
     /// What the snapshot's file covers.
     snapshot: Position,
     /// It holds the machine's state, not only what the log needs.
@@ -456,6 +460,7 @@ impl<S: StateMachine> Node<S> {
             held: None,
             machine_has,
             machine_reached,
+            leaderless: None,
             snapshot,
             snapshot_has_state,
             writing: None,
@@ -598,6 +603,7 @@ impl<S: StateMachine> Node<S> {
         }
         self.let_strangers_go(now_ns);
         self.look_at_pace(now_ns);
+        self.look_for_a_leader(now_ns);
         self.end_late_forwards(now_ns);
         self.install();
         self.send_snapshots(now_ns);
@@ -606,6 +612,27 @@ impl<S: StateMachine> Node<S> {
         self.drive_changes(now_ns)?;
         self.drive_transfers(now_ns)?;
         Ok(self.try_to_rest(now_ns)?)
+    }
+
+    /// Says so, once, where nobody leads for long and this member has a part of what it does not know as committed.
+    fn look_for_a_leader(&mut self, now_ns: u64) {
+        let replica = self.member.replica();
+        let is_led = replica.leader().is_some() && replica.role() != RoleName::Recovering;
+        let (committed, reached) = (replica.committed(), self.machine_reached);
+        if is_led || committed >= reached {
+            self.leaderless = None;
+            return;
+        }
+        let (since_ns, said) = self.leaderless.get_or_insert((now_ns, false));
+        if !*said && now_ns.saturating_sub(*since_ns) >= LEADERLESS_NS {
+            *said = true;
+            tracing::warn!(
+                %committed,
+                %reached,
+                "nobody leads, and this member's state machine has a part of entries that its log may lack: \
+                 start a member that has them"
+            );
+        }
     }
 
     /// Says so where the machine's room ends, or is back: the leader looks once a heartbeat.

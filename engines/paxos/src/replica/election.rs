@@ -276,6 +276,7 @@ impl<M: LogMemory> Replica<M> {
                     (watched.elected, watched.suspected) = (true, false);
                     watched.progress_ns = now_ns;
                     self.failed_campaigns = 0;
+                    self.gave_way = false;
                 }
                 let is_news = before != Some(status.beats);
                 if status.rests && watched.elected && !watched.suspected && !watched.rests {
@@ -317,8 +318,9 @@ impl<M: LogMemory> Replica<M> {
         if !self.configuration.contains(self.id) {
             return;
         }
-        if self.lacks_what_was_begun() {
-            // Another member is to lead first.
+        // Another member, which has all of it, is to lead first; where none can, this one may still find it
+        // in their logs.
+        if self.lacks_what_was_begun() && !std::mem::replace(&mut self.gave_way, true) {
             let pause_ns = ns(self.options.patience);
             if let Role::Follower(follower) = &mut self.role {
                 follower.campaign_ns = self.now_ns.saturating_add(pause_ns);

@@ -17,8 +17,8 @@
 //! 3. A leader proposes at a position only what the promises of a majority let it propose there.
 //! 4. A slot is overwritten by another position's entry only under a snapshot that covers it.
 //! 5. Nothing new is proposed at or below [`Start::reached`], and what stands there in the place of
-//!    a lost entry is copied to no other server. A server with others begins no election while it has a part
-//!    of an entry that its slots lack.
+//!    a lost entry is copied to no other server. A server with others that has a part of an entry which its
+//!    slots lack leads only where the slots of its voters have that entry.
 
 mod apply;
 mod election;
@@ -63,7 +63,8 @@ pub struct Start {
     pub chosen: Position,
     /// Everything up to here is known to be chosen, too: the machine began to apply it, and has a part of what
     /// lies behind [`Start::chosen`]. Where it ended between two units, the same position; a lower one counts as
-    /// the same. Beside other members the server stands for no election until its own slots hold all of this.
+    /// the same. Beside other members the server lets others campaign first until its own slots hold all of this, and
+    /// does not lead where no voter's slots have the rest.
     pub reached: Position,
     /// The members at the snapshot's position. Empty for a server that waits to join.
     pub configuration: Configuration,
@@ -174,6 +175,8 @@ pub struct Replica<M> {
     chosen: Position,
     /// And a part of this; what is proposed again up to here was chosen before.
     reached: Position,
+    /// It let others campaign first, because it lacks some of that, since it saw a leader.
+    gave_way: bool,
     /// As of `committed`.
     configuration: Configuration,
     promising: Option<Promising>,
@@ -218,6 +221,7 @@ impl<M: LogMemory> Replica<M> {
             ring_from: start.snapshot,
             chosen: start.chosen,
             reached: start.reached.max(start.chosen),
+            gave_way: false,
             configuration: start.configuration,
             promising: None,
             holder: None,

@@ -197,12 +197,15 @@ impl<M: LogMemory> Replica<M> {
         recovery.progress_ns = now_ns;
         assert!(chunk.first == leader.last.next(), "positions are merged in order");
         for found in chunk.best {
+            let Role::Leader(leader) = &self.role else { return };
+            let is_lost = found.as_ref().is_none_or(|found| found.kind == Kind::Lost);
+            let has_part = leader.last >= self.chosen && leader.last < self.reached;
+            if is_lost && has_part && !self.is_alone() {
+                self.gave_way = false;
+                self.step_down(commands);
+                return;
+            }
             let Some(Found { kind, payload, .. }) = found else {
-                let Role::Leader(leader) = &self.role else { return };
-                if leader.last >= self.chosen && leader.last < self.reached && !self.is_alone() {
-                    self.step_down(commands);
-                    return;
-                }
                 // A majority had it, and it is gone from a majority: memory was lost. The state
                 // machine here has its effects, and another one gets them by a snapshot alone.
                 let lost = leader.last < self.reached;
