@@ -467,6 +467,10 @@ impl Replicated for ReplicatedKeys {
             pieces::keep(keyspace, unit, piece)?;
             self.marks.put_all(keyspace, self.place)
         })?;
+        // As behind a unit: pieces of a long one may be a whole run.
+        if let Some(replication) = &self.shared.replication {
+            replication.cut.pause();
+        }
         self.note_turn(unit);
         Ok(())
     }
