@@ -37,6 +37,8 @@ pub(crate) struct Outgoing {
     pub(crate) attempt: u32,
     pub(crate) qp: Box<dyn QueuePair>,
     pub(crate) region: MemoryRegion,
+    /// What it covers.
+    pub(crate) position: Position,
     pub(crate) file: File,
     pub(crate) length: u64,
     /// Bytes handed to the queue pair.

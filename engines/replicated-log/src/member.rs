@@ -112,6 +112,8 @@ pub struct Member {
     received: Option<Received>,
     /// The file of the last one that was received is in use.
     uses_received: bool,
+    /// Offers that came meanwhile, by peer and attempt: each peer's last one.
+    put_off: Vec<(NodeId, u32)>,
     /// Snapshots are declined until then, and for how long the last time, nanoseconds.
     declining: (u64, u64),
     /// Counts connections that others forward through, and that this member does.
@@ -184,6 +186,7 @@ impl Member {
             incoming: None,
             received: None,
             uses_received: false,
+            put_off: Vec::new(),
             declining: (0, 0),
             epoch: 0,
             news: VecDeque::new(),

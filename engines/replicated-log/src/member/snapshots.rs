@@ -1,6 +1,7 @@
 //! Snapshots on their way.
 
 use std::fs::File;
+use std::io::Seek as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -30,9 +31,15 @@ impl Member {
         self.received.take()
     }
 
-    /// Whether the file of the last one is in use: no other is taken meanwhile.
+    /// Whether the file of the last one is in use: no other is taken meanwhile, and offers are answered
+    /// behind it. Its sender, declined at once, would make a newer one ready again and again.
     pub(crate) fn use_received(&mut self, uses: bool) {
         self.uses_received = uses;
+        if !uses {
+            for (peer, attempt) in std::mem::take(&mut self.put_off) {
+                self.send_frame(peer, attempt, Content::Decline, Vec::new());
+            }
+        }
     }
 
     /// Takes none for a while, longer each time: the last one that came could not be used.
@@ -67,6 +74,28 @@ impl Member {
             return Ok(());
         }
         let file = File::open(path).map_err(LogError::Snapshot)?;
+        self.offer_file(peer, file, position, now_ns)
+    }
+
+    /// Offers what is on its way to `peer` once more, from its beginning, if that one took nothing of it for a while:
+    /// the offer may have been lost.
+    ///
+    /// Errors: as [`Member::offer_snapshot`].
+    pub(crate) fn offer_again(&mut self, peer: NodeId, now_ns: u64) -> Result<(), LogError> {
+        let is_late = |out: &mut Outgoing| now_ns.saturating_sub(out.progress_ns) >= OFFER_NS;
+        let Some(out) = self.link(peer).outgoing.take_if(is_late) else { return Ok(()) };
+        let mut file = out.file;
+        file.rewind().map_err(LogError::Snapshot)?;
+        self.offer_file(peer, file, out.position, now_ns)
+    }
+
+    fn offer_file(
+        &mut self,
+        peer: NodeId,
+        file: File,
+        position: Position,
+        now_ns: u64,
+    ) -> Result<(), LogError> {
         let length = file.metadata().map_err(LogError::Snapshot)?.len();
         let (qp, region) = self.bulk_queue_pair()?;
         self.attempt = self.attempt.wrapping_add(1);
@@ -77,6 +106,7 @@ impl Member {
             attempt,
             qp,
             region,
+            position,
             file,
             length,
             posted: 0,
@@ -125,9 +155,13 @@ impl Member {
         length: u64,
         info: Vec<u8>,
     ) -> Result<(), LogError> {
+        if self.uses_received {
+            self.put_off.retain(|(peer, _)| *peer != from);
+            self.put_off.push((from, attempt));
+            return Ok(());
+        }
         let now_ns = self.ticked_ns.unwrap_or_default();
         let busy = self.received.is_some()
-            || self.uses_received
             || self
                 .incoming
                 .as_ref()

@@ -49,7 +49,8 @@ impl<S: StateMachine> Node<S> {
             Ok(state) => state,
             Err(error) => return self.snapshot_failed(error.to_string(), now_ns),
         };
-        let (home, mailbox) = (Arc::clone(&self.home), self.mailbox.clone());
+        // A job that waits for a thread keeps the folder of a member that ended from nobody.
+        let (home, mailbox) = (Arc::downgrade(&self.home), self.mailbox.clone());
         let head = Head {
             position: self.applied,
             // As of `applied`, behind which the protocol may be further on.
@@ -59,6 +60,7 @@ impl<S: StateMachine> Node<S> {
         };
         let position = head.position;
         let writing = move || {
+            let Some(home) = home.upgrade() else { return };
             let path = home.new_snapshot_path();
             let write = || snapshot::write(&path, home.cluster(), &head, state);
             let written = catch_unwind(AssertUnwindSafe(write));
@@ -66,6 +68,7 @@ impl<S: StateMachine> Node<S> {
                 Ok(written) => written.map_err(|error| error.to_string()),
                 Err(_) => Err("its writer panicked".to_owned()),
             };
+            drop(home);
             // The node may have ended meanwhile.
             mailbox.send(Request::SnapshotWritten { position, outcome });
         };
@@ -107,7 +110,9 @@ impl<S: StateMachine> Node<S> {
             // It would take the place of a newer one.
             let _ = std::fs::remove_file(&path);
             self.snapshot_due = true;
-        } else if position > self.snapshot || (position == self.snapshot && adds_state) {
+            return Ok(());
+        }
+        if position > self.snapshot || (position == self.snapshot && adds_state) {
             if let Err(error) = self.home.adopt_snapshot(&path) {
                 self.snapshot_failed(error.to_string(), now_ns);
                 return Ok(());
@@ -137,6 +142,14 @@ impl<S: StateMachine> Node<S> {
         // The protocol asks again for one that comes back.
         let member = &self.member;
         self.wanting.retain(|peer| member.is_connected(*peer));
+        // One that has not answered may be restoring what it got before. It answers when it is done: until then
+        // neither is the state captured anew for it, nor do the others slow down.
+        let asked = self.wanting.extract_if(.., |peer| member.is_sending(*peer));
+        for peer in asked.collect::<Vec<_>>() {
+            if let Err(error) = self.member.offer_again(peer, now_ns) {
+                tracing::warn!(%peer, %error, "a snapshot could not be offered again");
+            }
+        }
         if self.wanting.is_empty() {
             return;
         }
@@ -152,8 +165,7 @@ impl<S: StateMachine> Node<S> {
         // And one that begins before this ring does leads to no entry of it.
         let old = self.applied.since(self.snapshot) > self.home.layout().slots() / 4
             || self.snapshot < self.member.replica().ring_from();
-        if old && !self.refreshed && self.wanting.iter().any(|peer| !self.member.is_sending(*peer))
-        {
+        if old && !self.refreshed {
             self.refreshed = true;
             self.snapshot_due = true;
             self.take_snapshot(now_ns);
