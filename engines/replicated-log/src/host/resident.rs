@@ -1,6 +1,7 @@
 //! A member of a host, whatever its state machine is.
 
 use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 
 use beeline_fabric::WorkCompletion;
 use beeline_paxos::{ClusterId, NodeId};
@@ -27,6 +28,7 @@ pub(super) trait Turns {
     fn read_beat(&mut self, peer: NodeId) -> bool;
     fn beats(&mut self) -> Vec<(NodeId, Option<u64>)>;
     fn silent(&mut self, peer: NodeId, now_ns: u64) -> Result<(), NodeError>;
+    fn take_errand(&mut self) -> Option<Box<dyn FnOnce() + Send>>;
 }
 
 impl<S: StateMachine> Turns for Node<S> {
@@ -81,6 +83,10 @@ impl<S: StateMachine> Turns for Node<S> {
     fn silent(&mut self, peer: NodeId, now_ns: u64) -> Result<(), NodeError> {
         Node::silent(self, peer, now_ns)
     }
+
+    fn take_errand(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        Node::take_errand(self)
+    }
 }
 
 /// A member on its thread.
@@ -112,11 +118,25 @@ impl Resident {
         Self { node, due_ns, listed_ns, is_ready, campaigns, relies_on, tells, _ended }
     }
 
-    /// Ends the member, and tells how.
-    pub(super) fn end(self, how: Result<(), NodeError>) {
-        let Self { node, tells, _ended: ended, .. } = self;
-        drop((node, ended));
-        // Unless the host forgot about it.
-        let _ = tells.send(how);
+    /// Ends the member, and tells how. One whose machine is being restored ends on the thread that this returns,
+    /// when that is done: its own is shared with others.
+    pub(super) fn end(self, how: Result<(), NodeError>) -> Option<JoinHandle<()>> {
+        let Self { mut node, tells, _ended: ended, .. } = self;
+        let errand = node.take_errand();
+        drop(node);
+        let waits = errand.is_some();
+        let end = move || {
+            errand.into_iter().for_each(|wait| wait());
+            drop(ended);
+            // Unless the host forgot about it.
+            let _ = tells.send(how);
+        };
+        if !waits {
+            end();
+            return None;
+        }
+        let ending = std::thread::Builder::new().name("log-ending".to_owned()).spawn(end);
+        // Without a thread nobody waits, and who asks how it ended hears that there is nobody to ask.
+        ending.inspect_err(|error| tracing::error!(%error, "a member ends beside its machine")).ok()
     }
 }

@@ -13,6 +13,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{Device, FabricError, WorkCompletion};
@@ -87,6 +88,8 @@ pub(super) struct Worker {
     beats: u64,
     beat_ns: u64,
     interval_ns: u64,
+    /// Of members that wait for their machines.
+    ending: Vec<JoinHandle<()>>,
     stopping: bool,
 }
 
@@ -136,6 +139,7 @@ impl Worker {
             beats: 0,
             beat_ns: 0,
             interval_ns,
+            ending: Vec::new(),
             stopping: false,
         })
     }
@@ -145,15 +149,18 @@ impl Worker {
     }
 
     pub(super) fn run(mut self) {
-        if let Err(error) = self.go_on() {
+        let stopped = self.go_on();
+        if let Err(error) = &stopped {
             tracing::error!(%error, "a thread of the host has stopped, and its members with it");
-            let reason = error.to_string();
-            for (_, resident) in self.members.drain() {
-                resident.end(Err(NodeError::System(std::io::Error::other(reason.clone()))));
-            }
         }
+        let mut ending = std::mem::take(&mut self.ending);
         for (_, resident) in self.members.drain() {
-            resident.end(Ok(()));
+            let reason = |error: &NodeError| std::io::Error::other(error.to_string());
+            let how = stopped.as_ref().copied().map_err(|error| NodeError::System(reason(error)));
+            ending.extend(resident.end(how));
+        }
+        for thread in ending {
+            let _ = thread.join();
         }
     }
 
@@ -415,7 +422,8 @@ impl Worker {
         self.watch.rely(name, resident.relies_on, None, self.beat_ns);
         self.counts.members.store(self.members.len() as u64, Ordering::Relaxed);
         self.counts.resting.store(self.resting, Ordering::Relaxed);
-        resident.end(how);
+        self.ending.retain(|thread| !thread.is_finished());
+        self.ending.extend(resident.end(how));
     }
 
     /// Beats, and looks at other threads' beats.

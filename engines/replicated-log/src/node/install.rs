@@ -163,16 +163,21 @@ impl<S: StateMachine> Node<S> {
         };
         self.member.use_received(true);
         let errand = Errand::of(machine);
+        // A job that waits for a thread keeps the folder of a member that ended from nobody.
         let (job, home, mailbox) =
-            (Arc::clone(&errand), Arc::clone(&self.home), self.mailbox.clone());
+            (Arc::clone(&errand), Arc::downgrade(&self.home), self.mailbox.clone());
         let has = (self.member.replica().committed(), self.machine_has);
         let from = received.from;
         let working = move || {
             let Some(mut machine) = job.begin() else { return };
+            // The node lives, and waits from now on.
+            let Some(home) = home.upgrade() else { return };
             let work = || install(&home, &received.path, has, &mut machine);
             let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
                 Err(NodeError::Machine(std::io::Error::other("it panicked over a snapshot")))
             });
+            // Whoever waits for the job has the folder to itself.
+            drop(home);
             job.end(machine, outcome);
             // The node may have ended meanwhile.
             mailbox.send(Request::Installed { from });
@@ -214,7 +219,7 @@ impl<S: StateMachine> Node<S> {
                 self.go_on_from(head)?;
             }
         }
-        // Before anybody sees the state.
+        // Requests behind this one see the new state, in this turn: its position is told first.
         self.tell_status();
         Ok(())
     }
@@ -254,6 +259,16 @@ impl<S: StateMachine> Node<S> {
         self.member.event(event, &mut upward)?;
         self.upward = upward;
         Ok(())
+    }
+}
+
+impl<S: StateMachine> Node<S> {
+    /// What waits for a job that has begun, if there is one, and then lets machine and folder go: instead of the
+    /// node's own end, on a thread that others share.
+    pub(crate) fn take_errand(&mut self) -> Option<Box<dyn FnOnce() + Send>> {
+        let errand = self.errand.take()?;
+        let home = Arc::clone(&self.home);
+        Some(Box::new(move || drop((errand.take_back(), home))))
     }
 }
 
