@@ -27,6 +27,8 @@ use common::{Gate, LIMIT, Provider, eventually, shm, tcp};
 struct Gated {
     lists: Lists,
     gate: Option<Arc<Gate>>,
+    /// Restoring takes until this one is open.
+    restoring: Option<Arc<Gate>>,
 }
 
 impl StateMachine for Gated {
@@ -39,6 +41,10 @@ impl StateMachine for Gated {
     }
 
     fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
+        if let Some(gate) = &self.restoring {
+            gate.reached.store(true, Ordering::SeqCst);
+            eventually("it goes on", || gate.open.load(Ordering::SeqCst).then_some(()));
+        }
         self.lists.restore(position, reader)
     }
 
@@ -61,6 +67,8 @@ struct Hosts {
     transport: Arc<InProcess>,
     provider: Provider,
     gate: Arc<Gate>,
+    /// Of the first group's members that are started from now on.
+    restoring: Option<Arc<Gate>>,
     hosts: Vec<Option<Host>>,
     /// By host, by group.
     handles: Vec<Vec<Handle>>,
@@ -84,7 +92,9 @@ impl Hosts {
         let home = tempfile::tempdir().unwrap();
         let (transport, gate) = (Arc::default(), Arc::default());
         let (hosts, handles) = ((0..3).map(|_| None).collect(), vec![Vec::new(); 3]);
-        let mut all = Self { groups, threads, home, transport, provider, gate, hosts, handles };
+        let restoring = None;
+        let mut all =
+            Self { groups, threads, home, transport, provider, gate, restoring, hosts, handles };
         for host in 0..3 {
             for group in 0..groups {
                 all.create(host, group);
@@ -131,7 +141,9 @@ impl Hosts {
         self.transport.add_host(&format!("h{host}"), &started.entrance());
         self.handles[host].clear();
         for group in 0..self.groups {
-            let machine = Gated { gate: Some(Arc::clone(&self.gate)), ..Gated::default() };
+            let restoring = self.restoring.clone().filter(|_| group == 0);
+            let gate = Some(Arc::clone(&self.gate));
+            let machine = Gated { gate, restoring, ..Gated::default() };
             let home = self.open_home(host, group);
             let handle = started.open(home, contact(host), machine).unwrap();
             self.handles[host].push(handle);
@@ -389,4 +401,34 @@ fn a_second_member_of_a_cluster_and_greetings_for_none_are_refused_by_name() {
     assert_eq!(handle.read(vec![1], Consistency::Stale, LIMIT), Err(Refusal::Stopped));
     let unreachable = hosts.transport.exchange("h7", &beeline_fabric::ConnectInfo(Vec::new()), &[]);
     assert!(matches!(unreachable, Err(TransportError::Unreachable { .. })));
+}
+
+/// One thread, and members of two groups.
+#[test]
+fn a_member_that_is_closed_while_it_restores_a_snapshot_does_not_hold_up_its_thread() {
+    let mut all = Hosts::new(shm, 2, 1);
+    all.append(0, 1);
+    all.drop(2);
+    (2..=200).for_each(|item| all.append(0, item));
+    let gate = Arc::<Gate>::default();
+    all.restoring = Some(Arc::clone(&gate));
+    all.start(2);
+    eventually("it restores", || gate.reached.load(Ordering::SeqCst).then_some(()));
+    std::thread::scope(|scope| {
+        let host = all.hosts[2].as_ref().unwrap();
+        let closing = scope.spawn(|| host.close(cluster(0)));
+        let soon = Duration::from_millis(200);
+        eventually("it takes no more requests", || {
+            let asked = all.handles[2][0].read(vec![1], Consistency::Stale, soon);
+            matches!(asked, Err(Refusal::Stopped)).then_some(())
+        });
+        all.append(1, 1);
+        eventually("the other one goes on", || (all.list(2, 1) == [1]).then_some(()));
+        assert!(!closing.is_finished(), "it tells how the member ended, and it has not");
+        gate.open.store(true, Ordering::SeqCst);
+        closing.join().unwrap().unwrap();
+    });
+    // Nobody is at work there.
+    let boot = Boot::named("first");
+    Home::open_under(&all.path(2, 0), Durability::Process, &boot).unwrap();
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_replicated_log::{
-    Config, Consistency, Handle, Layout, NO_SESSION, Position, Refusal, RoleName, Server,
+    Config, Consistency, Handle, Home, Layout, NO_SESSION, Position, Refusal, RoleName, Server,
     StateMachine as _,
 };
 use beeline_verify_log::lists::padded_append;
@@ -102,27 +102,33 @@ fn who_missed_more_than_the_ring_gets_a_snapshot_over_tcp() {
     catches_up_by_snapshot(tcp);
 }
 
-/// The others go on under the same leader. The member's own thread does what needs no state: it promises itself to the
-/// next leader, and says to readers that they have to ask again.
-#[test]
-fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
+/// One of three restores a snapshot, until the gate is open, and `fails` at it then. Leaders look often whether it
+/// needs another one.
+fn with_one_that_restores(fails: bool) -> (Cluster, usize, Arc<Gate>) {
     let mut cluster = Cluster::new(shm, 3, small());
-    let leader = cluster.leader();
-    let away = (0..3).find(|node| *node != leader).unwrap();
-    cluster.append(NO_SESSION, 0, &append(1, 1));
-    cluster.stop(away);
-    for item in 2..=300 {
-        cluster.append(NO_SESSION, 0, &padded_append(1, item, 1000));
-    }
+    (0..3).for_each(|node| cluster.stop(node));
+    cluster.options.snapshot_retry = Duration::from_millis(200);
+    (0..3).for_each(|node| cluster.start(node));
+    let away = cluster.leave_behind(300);
     let gate = Arc::<Gate>::default();
-    cluster.machine = Some(Held { gate: Some(Arc::clone(&gate)), ..Held::default() });
+    cluster.machine = Some(Held { gate: Some(Arc::clone(&gate)), fails, ..Held::default() });
     cluster.start(away);
     eventually("it restores", || gate.reached.load(Ordering::Relaxed).then_some(()));
+    (cluster, away, gate)
+}
+
+/// The others go on under the same leader, which makes one more snapshot ready for the member and not another each time
+/// it looks. The member's own thread does what needs no state: it promises itself to the next leader, and says to
+/// readers that they have to ask again.
+#[test]
+fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
+    let (cluster, away, gate) = with_one_that_restores(false);
     let mut items = 300;
     // On a loaded machine the two others suspect each other for nothing, though not each time.
     eventually("the same leader all the while", || {
         let leader = cluster.leader();
-        let term = cluster.handle(leader).status().term;
+        let status = cluster.handle(leader).status();
+        let (term, sent) = (status.term, status.counters.snapshots_sent);
         // Longer than any patience, and more than a ring.
         let (started, until) = (Instant::now(), items + 150);
         while items < until || started.elapsed() < Duration::from_millis(800) {
@@ -130,7 +136,10 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
             cluster.append(NO_SESSION, 0, &append(1, items));
         }
         let status = cluster.handle(leader).status();
-        ((status.role, status.term) == (RoleName::Leader, term)).then_some(())
+        ((status.role, status.term) == (RoleName::Leader, term)).then_some(())?;
+        let more = status.counters.snapshots_sent - sent;
+        assert!(more <= 1, "{more} snapshots were made ready for a member that restores one");
+        Some(())
     });
     let asked = cluster.handle(away).read(vec![1], Consistency::Stale, LIMIT);
     assert!(matches!(asked, Err(Refusal::Full)), "{asked:?}");
@@ -144,6 +153,38 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
     assert_eq!(cluster.handle(away).status().counters.snapshots_installed, 0);
     gate.open.store(true, Ordering::Relaxed);
     let wanted: Vec<u32> = (1..=items).collect();
+    eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
+}
+
+/// Whoever opens its folder next finds nobody at work there.
+#[test]
+fn a_member_that_stops_while_it_restores_a_snapshot_ends_when_that_is_done() {
+    let (mut cluster, away, gate) = with_one_that_restores(false);
+    cluster.transport.remove(&format!("n{away}"));
+    let (server, _) = cluster.servers[away].take().unwrap();
+    let stopping = std::thread::spawn(move || server.stop());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!stopping.is_finished(), "its machine is at work");
+    gate.open.store(true, Ordering::Relaxed);
+    stopping.join().unwrap().unwrap();
+    drop(Home::open_under(&cluster.path(away), cluster.durability, &cluster.boot).unwrap());
+    cluster.start(away);
+    let wanted: Vec<u32> = (1..=300).collect();
+    eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
+}
+
+#[test]
+fn a_member_whose_machine_fails_to_restore_a_snapshot_ends_and_restores_it_when_it_is_opened() {
+    let (mut cluster, away, gate) = with_one_that_restores(true);
+    gate.open.store(true, Ordering::Relaxed);
+    let (server, handle) = cluster.servers[away].take().unwrap();
+    cluster.transport.remove(&format!("n{away}"));
+    eventually("it ends by itself", || (!server.is_running()).then_some(()));
+    assert_eq!(handle.status().counters.snapshots_installed, 0);
+    let said = server.stop().unwrap_err().to_string();
+    assert!(said.contains("the medium is broken"), "{said}");
+    cluster.start(away);
+    let wanted: Vec<u32> = (1..=300).collect();
     eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
 }
 

@@ -39,6 +39,8 @@ pub struct Held {
     pub durable: bool,
     /// How long restoring takes.
     pub slow: Duration,
+    /// And it fails.
+    pub fails: bool,
     /// Snapshots fail while it is set, as on a full disk.
     pub broken: Arc<AtomicBool>,
     /// It says to have no room.
@@ -132,6 +134,9 @@ impl StateMachine for Held {
             });
         }
         std::thread::sleep(self.slow);
+        if self.fails {
+            return Err(io::Error::other("the medium is broken, says the test"));
+        }
         self.lists.restore(position, reader)
     }
 
@@ -317,13 +322,15 @@ impl Cluster {
         Some(index as u64 + 1)
     }
 
-    /// Of a member that restores a snapshot: nothing.
+    /// Of a member that restores a snapshot: once it has.
     pub fn list(&self, node: usize, key: u8) -> Vec<u32> {
-        match self.handle(node).read(vec![key], Consistency::Stale, LIMIT) {
-            Ok(answer) => items(&answer),
-            Err(Refusal::Full) => Vec::new(),
-            Err(refusal) => panic!("a list: {refusal}"),
-        }
+        eventually("a list", || {
+            match self.handle(node).read(vec![key], Consistency::Stale, LIMIT) {
+                Ok(answer) => Some(items(&answer)),
+                Err(Refusal::Full) => None,
+                Err(refusal) => panic!("a list: {refusal}"),
+            }
+        })
     }
 }
 
