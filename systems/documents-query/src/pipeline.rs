@@ -222,12 +222,6 @@ impl Pipeline {
         }
     }
 
-    /// True when only the number of its input's documents is asked for.
-    #[must_use]
-    pub fn counts_only(&self) -> bool {
-        matches!(self.stages.first(), Some(Stage::Count(..)))
-    }
-
     /// Top-level fields of its input that it can see; `None` when it may see all.
     #[must_use]
     pub fn needs(&self) -> Option<Vec<&str>> {
