@@ -238,6 +238,7 @@ impl Connection {
     ///
     /// Errors: as there; `EAGAIN` where the descriptor does not wait, or its `SO_RCVTIMEO` is over; `EINTR`.
     pub fn wait_block(&self, fd: RawFd) -> Result<Block, Errno> {
+        let mut slept = None;
         loop {
             // A look that finds nothing has the proxy ring for the next packet.
             if self.is_readable()
@@ -245,7 +246,7 @@ impl Connection {
             {
                 return Ok(block);
             }
-            self.await_packets(fd)?;
+            self.await_packets(fd, &mut slept)?;
         }
     }
 
@@ -417,5 +418,46 @@ mod tests {
         connection.wait(fd).unwrap().release(fd).unwrap();
         assert_eq!(connection.wait(fd).unwrap_err(), Errno(libc::ENODATA));
         assert_eq!(connection.arrived(fd).unwrap_err(), Errno(libc::ENODATA));
+        // The other half goes on.
+        assert_eq!(connection.write(fd, b"x"), Ok(1));
+    }
+
+    /// A call that is woken for nothing, as often as another thread likes, ends with its time.
+    fn ends(call: impl FnOnce() -> Outcome + Send, mut wake: impl FnMut()) {
+        const MOST: u32 = 400;
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(call);
+            let mut woken = 0;
+            while !waits.is_finished() && woken < MOST {
+                std::thread::sleep(Duration::from_millis(10));
+                wake();
+                woken += 1;
+            }
+            assert_eq!(waits.join().unwrap(), Err(Errno(libc::EAGAIN)));
+            assert!(woken < MOST, "it waited for as long as it was woken");
+        });
+    }
+
+    #[test]
+    fn what_wakes_a_call_for_nothing_does_not_make_its_time_longer() {
+        let (connection, own, mut proxy) = pair();
+        let fd = own.as_raw_fd();
+        let time = Some(Duration::from_millis(60));
+        own.set_read_timeout(time).unwrap();
+        own.set_write_timeout(time).unwrap();
+        // The proxy rings for packets that were read meanwhile.
+        let mut ring = || {
+            connection.channel.proxy().bells.fetch_add(1, Ordering::SeqCst);
+            std::io::Write::write_all(&mut &proxy, &[1]).unwrap();
+        };
+        ends(|| connection.wait(fd).map(|piece| piece.length_bytes()), &mut ring);
+        ends(|| connection.read(fd, &mut [0; 8]), ring);
+        // It takes the filler out, and no block is free.
+        while let Some(room) = connection.room(fd).unwrap() {
+            room.send(fd, 1).unwrap();
+        }
+        proxy.set_nonblocking(true).unwrap();
+        let empty = || _ = std::io::Read::read_to_end(&mut proxy, &mut Vec::new());
+        ends(|| connection.write(fd, b"x"), empty);
     }
 }

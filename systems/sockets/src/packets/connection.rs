@@ -124,6 +124,34 @@ impl<'a> Cursor<'a> {
     }
 }
 
+/// Milliseconds that are left, rounded up, of the time of a call that has slept `since`; -1 where it has no end. `which`
+/// is the option that says the time.
+///
+/// Errors: `EAGAIN` when it is over.
+fn left_ms(fd: RawFd, which: i32, since: Instant) -> Result<i32, Errno> {
+    let Some(longest) = call_time(fd, true, which) else { return Ok(-1) };
+    match longest.saturating_sub(since.elapsed()).as_micros().div_ceil(1000) {
+        0 => Err(Errno(libc::EAGAIN)),
+        left => Ok(i32::try_from(left).unwrap_or(i32::MAX)),
+    }
+}
+
+/// Sleeps until a ring is there, for what is left of the time of a call that has slept `since`.
+fn await_ring_again(fd: RawFd, since: Instant) -> Outcome {
+    let ring = |flags| kernel::receive(fd, &mut [0], libc::MSG_PEEK | flags);
+    match left_ms(fd, libc::SO_RCVTIMEO, since)? {
+        // A signal whose handler wants that is gone on after, as by the first sleep.
+        -1 => return ring(0),
+        left if kernel::poll_one(fd, libc::POLLIN, left)? == 0 => return Err(Errno(libc::EAGAIN)),
+        _ => {}
+    }
+    match ring(libc::MSG_DONTWAIT) {
+        // Another thread took it: the call looks for its packet and comes back.
+        Err(Errno(libc::EAGAIN)) => Ok(1),
+        outcome => outcome,
+    }
+}
+
 /// Adds to a counter that one thread at a time writes: an atomic addition would wait for every store before it.
 fn tally(counter: &AtomicU64, count: usize) {
     let sum = counter.load(Ordering::Relaxed).wrapping_add(count as u64);
@@ -261,7 +289,7 @@ impl Connection {
         let (wanted, peek) = (room(pieces), flags & libc::MSG_PEEK != 0);
         let all = flags & libc::MSG_WAITALL != 0 && !peek;
         let waits = || flags & libc::MSG_DONTWAIT == 0 && self.blocks(fd);
-        let mut total = 0;
+        let (mut total, mut slept) = (0, None);
         if wanted == 0 {
             return Ok(0);
         }
@@ -275,6 +303,7 @@ impl Connection {
                 Err(Corrupt) => return Err(self.corrupt(fd)),
                 Ok(Step::Bytes(count)) => {
                     total += count;
+                    slept = None;
                     if total == wanted || !all {
                         self.after_receiving(fd);
                         return Ok(total);
@@ -290,8 +319,11 @@ impl Connection {
                     if total > 0 {
                         self.after_receiving(fd);
                     }
-                    let outcome =
-                        if waits() { self.wait_readable(fd) } else { self.look_again(fd) };
+                    let outcome = if waits() {
+                        self.wait_readable(fd, &mut slept)
+                    } else {
+                        self.look_again(fd)
+                    };
                     match outcome {
                         Ok(()) => {}
                         Err(_) if total > 0 => return Ok(total),
@@ -437,13 +469,18 @@ impl Connection {
         }
     }
 
-    /// For [`super::blocks`]: waits until there may be a packet, or an end.
-    pub(super) fn await_packets(&self, fd: RawFd) -> Result<(), Errno> {
-        if self.blocks(fd) { self.wait_readable(fd) } else { self.look_again(fd) }
+    /// For [`super::blocks`]: waits until there may be a packet, or an end. `slept` is as in `wait_readable`.
+    pub(super) fn await_packets(
+        &self,
+        fd: RawFd,
+        slept: &mut Option<Instant>,
+    ) -> Result<(), Errno> {
+        if self.blocks(fd) { self.wait_readable(fd, slept) } else { self.look_again(fd) }
     }
 
-    /// Waits until there may be something to read.
-    fn wait_readable(&self, fd: RawFd) -> Result<(), Errno> {
+    /// Waits until there may be something to read. `slept`: since when the program's call has slept for want of bytes:
+    /// it has its time once, however often it wakes for nothing.
+    fn wait_readable(&self, fd: RawFd, slept: &mut Option<Instant>) -> Result<(), Errno> {
         if self.look(|| self.is_readable()) {
             return Ok(());
         }
@@ -453,8 +490,11 @@ impl Connection {
             return Ok(());
         }
         let began = Instant::now();
-        // The kernel's rules for time-outs and signals.
-        let outcome = kernel::receive(fd, &mut [0], libc::MSG_PEEK);
+        let outcome = match slept.replace(slept.unwrap_or(began)) {
+            // The kernel's rules for time-outs and signals.
+            None => kernel::receive(fd, &mut [0], libc::MSG_PEEK),
+            Some(since) => await_ring_again(fd, since),
+        };
         self.learn(began.elapsed());
         match outcome {
             Ok(0) | Err(Errno(libc::ECONNRESET | libc::ENOTCONN)) => {
@@ -481,7 +521,7 @@ impl Connection {
         }
         let wanted = room(pieces);
         let waits = || flags & libc::MSG_DONTWAIT == 0 && self.blocks(fd);
-        let mut total = 0;
+        let (mut total, mut slept) = (0, None);
         loop {
             if let Some(error) = self.refusal() {
                 if total > 0 {
@@ -500,12 +540,13 @@ impl Connection {
             let count = filled.map_err(|Corrupt| self.corrupt(fd))?;
             if count > 0 {
                 self.published(fd);
+                slept = None;
             }
             total += count;
             if total == wanted {
                 return Ok(total);
             }
-            let outcome = if waits() { self.wait_room(fd) } else { self.want_room(fd) };
+            let outcome = if waits() { self.wait_room(fd, &mut slept) } else { self.want_room(fd) };
             match outcome {
                 Ok(()) => {}
                 Err(_) if total > 0 => return Ok(total),
@@ -606,8 +647,8 @@ impl Connection {
             || self.is_gone.load(Ordering::Relaxed)
     }
 
-    /// Waits until there may be room.
-    fn wait_room(&self, fd: RawFd) -> Result<(), Errno> {
+    /// Waits until there may be room. `slept` is as in `wait_readable`.
+    fn wait_room(&self, fd: RawFd, slept: &mut Option<Instant>) -> Result<(), Errno> {
         if self.look(|| self.has_room() || self.refusal_is_near()) {
             return Ok(());
         }
@@ -615,9 +656,8 @@ impl Connection {
         if self.want_room(fd).is_ok() {
             return Ok(());
         }
-        let longest = call_time(fd, true, libc::SO_SNDTIMEO);
-        let milliseconds = longest
-            .map_or(-1, |time| i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+        let since = *slept.get_or_insert_with(Instant::now);
+        let milliseconds = left_ms(fd, libc::SO_SNDTIMEO, since)?;
         let bits = kernel::poll_one(fd, libc::POLLOUT, milliseconds)?;
         if bits & (libc::POLLHUP | libc::POLLERR) != 0 && !self.has_room() {
             self.is_gone.store(true, Ordering::Relaxed);
