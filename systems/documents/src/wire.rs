@@ -388,7 +388,7 @@ pub fn write(
     out[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
 
-/// A request as a client frames it, for tests and for the client in this crate's tests.
+/// A request as a client frames it, for tests and benchmarks.
 #[must_use]
 pub fn frame(request_id: i32, body: &Document) -> Vec<u8> {
     let mut out = Vec::new();
@@ -480,6 +480,14 @@ mod tests {
             vec![section(b"documents", std::slice::from_ref(&one)), section(b"more", &[])],
         ] {
             assert_eq!(with_one(&message(&sections), "documents"), None);
+        }
+        for lie in [-1_i32, 1, i32::MAX - 100] {
+            let mut lying = section(b"documents", std::slice::from_ref(&one));
+            let said = i32::from_le_bytes(lying[1..5].try_into().unwrap()) + lie;
+            lying[1..5].copy_from_slice(&said.to_le_bytes());
+            let lying = message(&[lying]);
+            assert_eq!(with_one(&lying, "documents"), None, "a section of {said} bytes");
+            assert!(read(&lying, LONGEST_MESSAGE).is_err());
         }
         let mut flagged = whole;
         flagged[HEADER] = 2;

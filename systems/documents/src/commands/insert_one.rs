@@ -263,6 +263,26 @@ mod tests {
     }
 
     #[test]
+    fn a_numbered_insertion_without_an_id_that_comes_again_is_answered_from_the_record() {
+        let engine = engine();
+        let mut body = doc! { "insert": "c", "documents": [{ "t": "x" }], "$db": "d" };
+        body.extend(doc! { "lsid": uuid(16), "txnNumber": 5_i64 });
+        let bytes = body.to_vec().unwrap();
+        let (session, find) = (Session::default(), doc! { "count": "c", "$db": "d" });
+        assert!(answer(&engine, &session, (&bytes, None), Vec::new, &mut Vec::new()));
+        // No _id tells the document of the second time from that of the first.
+        for _ in 0..2 {
+            let mut out = Vec::new();
+            assert!(!answer(&engine, &session, (&bytes, None), Vec::new, &mut out));
+            assert!(out.is_empty());
+            let said = Document::from_reader(&run_plainly(&engine, body.clone())[..]).unwrap();
+            assert_eq!((said.get_i32("n"), said.get("writeErrors")), (Ok(1), None), "{said}");
+            let there = Document::from_reader(&run_plainly(&engine, find.clone())[..]).unwrap();
+            assert_eq!(there.get_i32("n"), Ok(2), "the first of the collection, and this one");
+        }
+    }
+
+    #[test]
     fn a_document_beside_the_body_is_the_same() {
         let engine = engine();
         let body = doc! { "insert": "c", "ordered": true, "$db": "d" }.to_vec().unwrap();
