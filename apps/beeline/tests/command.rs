@@ -304,6 +304,22 @@ fn a_tiny_bench_of_the_document_store_runs_every_part_over_both_transports() {
 }
 
 #[test]
+fn the_document_store_is_measured_beside_a_server_that_does_nothing_on_as_many_cores() {
+    let arguments = ["bench", "documents", "--quick", "--json", "--data", "."];
+    let peers = ["--parts", "peers", "--peers", "nothing", "--server-cores", "2"];
+    let output = beeline(&[&arguments[..], &peers[..]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert!(cases.len() == 2 && cases[0].starts_with("insert") && cases[1].starts_with("find"));
+    for row in &rows {
+        assert_eq!(row["peer"], "a server that does nothing");
+        assert!(row["ratio"]["median"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
 fn a_tiny_bench_of_the_direct_store_runs_every_part() {
     let output = beeline(&["bench", "direct", "--quick", "--json", "--plot", "direct.png"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

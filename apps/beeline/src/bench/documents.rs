@@ -20,7 +20,7 @@ use bson::{Document, doc};
 
 use super::ports::free_port;
 use super::report::{Better, Report, Row};
-use super::turns::{Contender, alternate, pin, unpin};
+use super::turns::{Contender, alternate, pin, pin_to_several, unpin};
 use super::{BenchOptions, finish};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
@@ -65,7 +65,7 @@ pub struct DocumentsArguments {
         long,
         value_name = "PEERS",
         value_delimiter = ',',
-        default_value = "java,postgres,itself,pymongo"
+        default_value = "java,postgres,nothing,itself,pymongo"
     )]
     pub peers: Vec<Peer>,
     /// Folder of PostgreSQL's programs; Debian's newest unless it is named.
@@ -77,15 +77,29 @@ pub struct DocumentsArguments {
     /// The Java that runs it.
     #[arg(long, value_name = "PROGRAM", default_value = "java")]
     pub java: PathBuf,
-    /// Cores of the clients in the part of peers, behind the servers' one: with one, the clients may be what limits
+    /// Cores of the servers, from the first on; the node has as many shards. All clients stay on the core behind them,
+    /// but for the part of peers.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub server_cores: usize,
+    /// Cores of the clients in the part of peers, behind the servers': with one, the clients may be what limits
     /// both servers.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub client_cores: usize,
     /// A Python with pymongo, for the part of peers.
     #[arg(long, value_name = "PROGRAM", default_value = "target/clients-venv/bin/python")]
     pub python: PathBuf,
+    /// Only answers at this port, with canned replies: the server that does nothing.
+    #[arg(long, value_name = "PORT", hide = true)]
+    pub answer_at: Option<u16>,
     #[command(flatten)]
     pub options: BenchOptions,
+}
+
+impl DocumentsArguments {
+    /// Cores of the servers: one at least.
+    fn servers(&self) -> usize {
+        self.server_cores.max(1)
+    }
 }
 
 /// Parts of the benchmark.
@@ -112,9 +126,11 @@ pub enum Peer {
     Java,
     /// PostgreSQL's jsonb, by pgbench.
     Postgres,
+    /// A server with canned replies and no store, by this client and by pymongo.
+    Nothing,
     /// This store over the MongoDB wire, beside itself over fabric.
     Itself,
-    /// mongo-java-server, by pymongo.
+    /// pymongo beside this client, at mongo-java-server and at the server that does nothing.
     Pymongo,
 }
 
@@ -158,7 +174,8 @@ impl Node {
         let program = std::env::current_exe().context("the path of this program")?;
         let mut command = Command::new(program);
         command
-            .args(["serve", "--json", "--quiet", "--shards", "1", "--resp-address", "127.0.0.1:0"])
+            .args(["serve", "--json", "--quiet", "--resp-address", "127.0.0.1:0"])
+            .args(["--shards", &arguments.servers().to_string()])
             .args(["--http-address", &format!("127.0.0.1:{http}"), "--without", "objects,direct"])
             .args(["--fabric-address", &at.to_string()])
             .args(["--documents-address", &format!("127.0.0.1:{wire}")])
@@ -252,13 +269,24 @@ fn cpu_seconds(process: u32) -> f64 {
     stat.map_or(0.0, |text| cpu_seconds_of(&text))
 }
 
+/// Processor time of the children of a process that ended.
+fn ended_children_seconds(process: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.map_or(0.0, |text| seconds_of(&text, 13))
+}
+
 /// User and system time, of the text of `/proc/…/stat`.
 fn cpu_seconds_of(text: &str) -> f64 {
+    seconds_of(text, 11)
+}
+
+/// The sum of two fields of ticks, counted behind the name.
+fn seconds_of(text: &str, first: usize) -> f64 {
     // The name in parentheses may hold spaces.
     let fields: Vec<&str> =
         text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
-    (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / TICKS
+    (ticks(first).unwrap_or(0.0) + ticks(first + 1).unwrap_or(0.0)) / TICKS
 }
 
 /// Ticks a second in `/proc`, on Linux everywhere.
@@ -273,9 +301,13 @@ struct Bench<'a> {
 
 /// The command.
 pub fn run(arguments: &DocumentsArguments, output: Output) -> Result<Exit, Failure> {
-    pin(0)?;
+    if let Some(port) = arguments.answer_at {
+        peers::canned::serve(port, arguments.servers(), arguments.size)?;
+        return Ok(Exit::Done);
+    }
+    pin_to_several(0, arguments.servers())?;
     let node = Node::start(arguments)?;
-    pin(1)?;
+    pin(arguments.servers())?;
     let provider = node.client(true)?.transport().to_owned();
     let report = RefCell::new(Report::new("documents", provider));
     let bench = Bench { arguments, node, report, output };
@@ -522,8 +554,10 @@ mod tests {
 
     #[test]
     fn user_and_system_time_count() {
-        let fields = "R 1 2 3 4 5 6 7 8 9 10 250 50 0 0";
-        assert!((cpu_seconds_of(&format!("17 (a (b) c) {fields}")) - 3.0).abs() < 1e-9);
+        let fields = "R 1 2 3 4 5 6 7 8 9 10 250 50 60 10";
+        let text = format!("17 (a (b) c) {fields}");
+        assert!((cpu_seconds_of(&text) - 3.0).abs() < 1e-9);
+        assert!((seconds_of(&text, 13) - 0.7).abs() < 1e-9, "those of children that ended");
         assert_eq!(cpu_seconds_of("x"), 0.0);
     }
 

@@ -81,7 +81,8 @@ pub enum BenchCommand {
     /// The document store over fabric beside the MongoDB wire: four operations, records, connections.
     #[command(after_help = "Examples:\n  beeline bench documents\n  \
                             beeline bench documents --parts latency --provider tcp --json\n  \
-                            beeline bench documents --parts connections --connections 100,200 --plot documents.png")]
+                            beeline bench documents --parts connections --connections 100,200 --plot documents.png\n  \
+                            beeline bench documents --parts peers --peers java,nothing --client-cores 3")]
     Documents(documents::DocumentsArguments),
     /// BOOM against its two baselines over the same fabric and store; recovery.
     #[command(after_help = "Examples:\n  beeline bench kv --plot kv.png\n  \

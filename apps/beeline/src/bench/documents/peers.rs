@@ -1,11 +1,15 @@
 //! The same operations beside other stores: mongo-java-server, a reimplementation in Java of MongoDB's wire that
 //! keeps documents in memory (it is no MongoDB), and PostgreSQL's `jsonb`, whose durability follows `--durability`.
 //!
-//! Every server runs on the first core, every client on the second, or on more behind it (`--client-cores`): this
-//! build's client over the MongoDB wire and over fabric, pymongo, and for PostgreSQL its own `pgbench` with prepared statements. A peer that is not here is left out and said.
+//! Every server runs on the first core, every client on the second, or on more of them (`--server-cores`,
+//! `--client-cores`): this build's client over the MongoDB wire and over fabric, pymongo, and for PostgreSQL its own
+//! `pgbench` with prepared statements. A peer that is not here is left out and said. A server that does nothing
+//! ([`canned`]) shows what wire and driver cost, and so how far apart servers can be seen to be.
 //!
 //! Over fabric the client has a thread for each connection, as over the wire, and once more one thread for all of
 //! them, as `pgbench` has: it posts a command on each channel, polls all, and posts the next where an outcome came.
+
+pub(super) mod canned;
 
 use std::cell::{Cell, RefCell};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,9 +23,11 @@ use beeline_documents_client::{Begun, Client, Options};
 use bson::{Bson, doc};
 
 use super::{
-    Bench, Better, Contender, DocumentsArguments, Kind, Peer, Row, cpu_seconds, free_port,
+    Bench, Better, Contender, DocumentsArguments, Kind, Peer, Row, cpu_seconds,
+    ended_children_seconds, free_port,
 };
 use crate::bench::turns::{pin, pin_to_several};
+use canned::Nothing;
 
 const KINDS: [Kind; 2] = [Kind::Insert, Kind::Find];
 /// Rounds of mongo-java-server that are not counted.
@@ -117,7 +123,7 @@ struct Postgres {
     bin: PathBuf,
     port: u16,
     scripts: [PathBuf; 2],
-    _server: Running,
+    server: Running,
 }
 
 impl Postgres {
@@ -169,7 +175,7 @@ impl Postgres {
             &scripts[1],
             "\\set id random(1, :count)\nSELECT doc FROM records WHERE id = :id;\n",
         )?;
-        let postgres = Self { bin, port, scripts, _server: Running(server) };
+        let postgres = Self { bin, port, scripts, server: Running(server) };
         let start = Instant::now();
         while let Err(error) = postgres.order("SELECT 1") {
             anyhow::ensure!(start.elapsed().as_secs() < 30, "postgres does not answer: {error:#}");
@@ -193,30 +199,25 @@ impl Postgres {
         Ok(())
     }
 
-    /// Transactions each second, as `pgbench` tells them.
+    /// Transactions each second, as `pgbench` tells them; insertions begin with an empty table.
     fn rate(&self, kind: Kind, connections: u32, each: u32, size: usize) -> anyhow::Result<f64> {
-        self.order("TRUNCATE records")?;
-        let mut figure = 0.0;
-        for (run, script) in KINDS.iter().zip(&self.scripts) {
-            let said = self
-                .program("pgbench")
-                .args(["-n", "-M", "prepared", "-j", "1", "-c", &connections.to_string()])
-                .args(["-t", &each.to_string(), "-D", &format!("text={}", "x".repeat(size))])
-                .args(["-D", &format!("count={}", connections * each), "-D", "n=0", "-D"])
-                .args([&format!("each={each}"), "-f"])
-                .arg(script)
-                .arg("postgres")
-                .output()
-                .context("pgbench")?;
-            let text = String::from_utf8_lossy(&said.stdout).into_owned();
-            figure = rate_of(&text).with_context(|| {
-                format!("pgbench: {text}{}", String::from_utf8_lossy(&said.stderr))
-            })?;
-            if *run == kind {
-                break;
-            }
+        if kind == Kind::Insert {
+            self.order("TRUNCATE records")?;
         }
-        Ok(figure)
+        let script = &self.scripts[usize::from(kind == Kind::Find)];
+        let said = self
+            .program("pgbench")
+            .args(["-n", "-M", "prepared", "-j", "1", "-c", &connections.to_string()])
+            .args(["-t", &each.to_string(), "-D", &format!("text={}", "x".repeat(size))])
+            .args(["-D", &format!("count={}", connections * each), "-D", "n=0", "-D"])
+            .args([&format!("each={each}"), "-f"])
+            .arg(script)
+            .arg("postgres")
+            .output()
+            .context("pgbench")?;
+        let text = String::from_utf8_lossy(&said.stdout).into_owned();
+        rate_of(&text)
+            .with_context(|| format!("pgbench: {text}{}", String::from_utf8_lossy(&said.stderr)))
     }
 }
 
@@ -250,8 +251,8 @@ impl Bench<'_> {
         let say = |name: &str, error: &anyhow::Error| {
             self.output.note(format_args!("{name} is left out: {error:#}"));
         };
-        // Servers inherit the first core.
-        pin(0)?;
+        // Servers inherit the first cores.
+        pin_to_several(0, self.arguments.servers())?;
         let peers = &self.arguments.peers;
         let java = match peers.contains(&Peer::Java) || peers.contains(&Peer::Pymongo) {
             true => JavaServer::start(self.arguments, folder.path())
@@ -265,7 +266,13 @@ impl Bench<'_> {
                 .ok(),
             false => None,
         };
-        pin_to_several(1, self.arguments.client_cores)?;
+        let nothing = match peers.contains(&Peer::Nothing) {
+            true => Nothing::start(self.arguments.servers(), self.arguments.size)
+                .inspect_err(|error| say("the server that does nothing", error))
+                .ok(),
+            false => None,
+        };
+        pin_to_several(self.arguments.servers(), self.arguments.client_cores)?;
         let connections = self.arguments.options.size(64, 4);
         let each = self.arguments.options.size(1000, 10);
         let (size, text) = (self.arguments.size, self.text());
@@ -273,58 +280,75 @@ impl Bench<'_> {
             Ok(Client::connect(address, Options { retry_writes: false, ..Options::default() })?)
         };
         let own = Some(self.node.child.id());
-        // Of both, so that the servers are compared also where the clients' core is the limit.
-        let (used, turn_of) = (RefCell::new([0.0; 2]), Cell::new(0));
+        // Of both turns and both ends, so that servers are compared also where the clients' core is the limit.
+        let (used, turn_of) = (RefCell::new([Used::default(); 2]), Cell::new(0));
+        let note = |processes: Processes, work: Work<'_>| -> anyhow::Result<f64> {
+            let before = processes.used();
+            let rate = work()?;
+            used.borrow_mut()[turn_of.get()].add(processes.used(), before);
+            Ok(rate)
+        };
         let java_id = java.as_ref().map(|java| java.program.program.0.id());
         let run = |side: Side<'_>, kind: Kind| -> anyhow::Result<f64> {
             let many = |kind: Kind| match side.by_one {
                 true => by_one_thread(&|| at(side.address), kind, (connections, each), &text),
                 false => self.many_at(&|| at(side.address), kind, connections, each, &text),
             };
-            let mut client = at(side.address)?;
-            if kind == Kind::Insert {
-                let dropped = client.run("bench", doc! { "drop": "records" });
-                dropped.map(drop).or_else(not_there)?;
-            } else if count(&mut client)? != i64::from(connections * each) {
-                anyhow::ensure!(count(&mut client)? == 0, "the collection holds something else");
-                many(Kind::Insert)?;
+            if side.keeps {
+                let mut client = at(side.address)?;
+                if kind == Kind::Insert {
+                    let dropped = client.run("bench", doc! { "drop": "records" });
+                    dropped.map(drop).or_else(not_there)?;
+                } else if count(&mut client)? != i64::from(connections * each) {
+                    anyhow::ensure!(
+                        count(&mut client)? == 0,
+                        "the collection holds something else"
+                    );
+                    many(Kind::Insert)?;
+                }
             }
-            let before = side.process.map_or(0.0, cpu_seconds);
-            let rate = many(kind)?;
-            let seconds = side.process.map_or(0.0, cpu_seconds) - before;
-            used.borrow_mut()[turn_of.get()] += seconds;
-            Ok(rate)
+            note(Processes { server: side.process, client: Driver::Own }, &|| many(kind))
         };
         let case = |kind: Kind, client: &str| {
             format!("{} of {size} B, {connections} connections, {client}", kind.word())
         };
+        let row_of =
+            |(kind, each): (Kind, u32), client: &str, peer: &str, mine: Turn<'_>, its: Turn<'_>| {
+                *used.borrow_mut() = [Used::default(); 2];
+                let figures = self.turns(&mut [
+                    Contender::new("beeline", || {
+                        turn_of.set(0);
+                        mine(kind)
+                    }),
+                    Contender::new("peer", || {
+                        turn_of.set(1);
+                        its(kind)
+                    }),
+                ])?;
+                let mut row =
+                    Row::new(case(kind, client), "beeline", "op/s", Better::Higher, &figures[0])
+                        .against(peer, &figures[0], &figures[1])
+                        .beside("durability", self.arguments.durability.clone());
+                let all = f64::from(connections * each) * f64::from(self.arguments.options.turns());
+                let used = used.borrow();
+                let parts = |used: &Used| {
+                    [
+                        ("server processor time/op", used.server / all * 1e6),
+                        ("client processor time/op", used.client / all * 1e6),
+                    ]
+                };
+                for ((name, here), (_, there)) in parts(&used[0]).into_iter().zip(parts(&used[1])) {
+                    if here > 0.0 && there > 0.0 {
+                        let peer = format!("peer {there:.1}, {:.2} times", there / here);
+                        row = row.beside(name, format!("{here:.1} us ({peer})"));
+                    }
+                }
+                self.push(row)
+            };
         let row = |kind: Kind, client: &str, peer: &str, mine: Turn<'_>, its: Turn<'_>| {
-            *used.borrow_mut() = [0.0; 2];
-            let figures = self.turns(&mut [
-                Contender::new("beeline", || {
-                    turn_of.set(0);
-                    mine(kind)
-                }),
-                Contender::new("peer", || {
-                    turn_of.set(1);
-                    its(kind)
-                }),
-            ])?;
-            let mut row =
-                Row::new(case(kind, client), "beeline", "op/s", Better::Higher, &figures[0])
-                    .against(peer, &figures[0], &figures[1])
-                    .beside("durability", self.arguments.durability.clone());
-            let all = f64::from(connections * each) * f64::from(self.arguments.options.turns());
-            let [here, there] = used.borrow().map(|seconds| seconds / all * 1e6);
-            // That of PostgreSQL's processes is not counted.
-            if here > 0.0 {
-                let peer = format!(" (peer {there:.1}, {:.2} times)", there / here);
-                let peer = if there > 0.0 { peer } else { String::new() };
-                row = row.beside("server processor time/op", format!("{here:.1} us{peer}"));
-            }
-            self.push(row)
+            row_of((kind, each), client, peer, mine, its)
         };
-        let side = |address, process, by_one| Side { address, process, by_one };
+        let side = |address, process, by_one| Side { address, process, by_one, keeps: true };
         let wire = |kind: Kind| run(side(&self.node.wire, own, false), kind);
         let fabric = |kind: Kind| run(side(&self.node.fabric, own, false), kind);
         let one = |kind: Kind| run(side(&self.node.fabric, own, true), kind);
@@ -342,8 +366,25 @@ impl Bench<'_> {
                 row(kind, client, peer, &one, &its)?;
             }
         }
+        if let Some(nothing) = &nothing {
+            let id = Some(nothing.program.program.0.id());
+            let its = |kind: Kind| {
+                let side = Side { keeps: false, ..side(&nothing.address, id, false) };
+                run(side, kind)
+            };
+            for kind in KINDS {
+                row(kind, "this client over the wire", NOTHING, &wire, &its)?;
+            }
+        }
         if let Some(postgres) = &postgres {
-            let its = |kind: Kind| postgres.rate(kind, connections, each, size);
+            let server = Some(postgres.server.0.id());
+            let its = |kind: Kind| {
+                let processes = Processes { server, client: Driver::Ended };
+                if kind == Kind::Find {
+                    postgres.rate(Kind::Insert, connections, each, size)?;
+                }
+                note(processes, &|| postgres.rate(kind, connections, each, size))
+            };
             for kind in KINDS {
                 let peer = "PostgreSQL jsonb";
                 row(kind, "this client over the wire; pgbench", peer, &wire, &its)?;
@@ -364,24 +405,93 @@ impl Bench<'_> {
                 .ok(),
             false => None,
         };
-        if let (Some(python), Some(java)) = (python, &java) {
+        if let Some(python) = python {
+            let driver = Driver::Process(python.program.0.id());
             let python = RefCell::new(python);
             let each = self.arguments.options.size(200, 10);
-            let ask = |address: &str, kind: Kind| {
+            let ask = |address: &str, server: Option<u32>, kind: Kind| {
+                let words = |word: &str| format!("{address} {word} {connections} {each} {size}");
+                let say = |word: &str| python.borrow_mut().figure(&words(word));
+                if kind == Kind::Find {
+                    say("insert")?;
+                }
                 let word = if kind == Kind::Find { "find" } else { "insert" };
-                python.borrow_mut().figure(&format!("{address} {word} {connections} {each} {size}"))
+                note(Processes { server, client: driver }, &|| say(word))
             };
-            let mine = |kind: Kind| ask(&self.node.wire, kind);
-            let its = |kind: Kind| ask(&java.address, kind);
+            let mine = |kind: Kind| ask(&self.node.wire, own, kind);
+            let by = |kind: Kind, peer: &str, its: Turn<'_>| {
+                row_of((kind, each), "pymongo", peer, &mine, its)
+            };
             for kind in KINDS {
-                row(kind, "pymongo", "mongo-java-server (memory)", &mine, &its)?;
+                if let Some(java) = &java {
+                    let its = |kind: Kind| ask(&java.address, java_id, kind);
+                    by(kind, "mongo-java-server (memory)", &its)?;
+                }
+                if let Some(nothing) = &nothing {
+                    let id = Some(nothing.program.program.0.id());
+                    by(kind, NOTHING, &|kind: Kind| ask(&nothing.address, id, kind))?;
+                }
             }
         }
         // Other parts begin with none.
         let dropped = at(&self.node.wire)?.run("bench", doc! { "drop": "records" });
         dropped.map(drop).or_else(not_there)?;
-        pin(1)?;
+        pin(self.arguments.servers())?;
         Ok(())
+    }
+}
+
+/// As rows name the server of [`canned`].
+const NOTHING: &str = "a server that does nothing";
+
+/// The process that drives a server.
+#[derive(Clone, Copy)]
+enum Driver {
+    /// This one.
+    Own,
+    /// Another one.
+    Process(u32),
+    /// One that this process starts, and that ends with its turn.
+    Ended,
+}
+
+/// What a turn is made of.
+#[derive(Clone, Copy)]
+struct Processes {
+    server: Option<u32>,
+    client: Driver,
+}
+
+impl Processes {
+    fn used(self) -> Used {
+        let client = match self.client {
+            Driver::Own => cpu_seconds(std::process::id()),
+            Driver::Process(process) => cpu_seconds(process),
+            Driver::Ended => ended_children_seconds(std::process::id()),
+        };
+        Used { server: self.server.map_or(0.0, of_family), client }
+    }
+}
+
+/// Processor time of a process and its children, those that ended among them.
+fn of_family(process: u32) -> f64 {
+    let path = format!("/proc/{process}/task/{process}/children");
+    let children = std::fs::read_to_string(path).unwrap_or_default();
+    let of = |process: u32| cpu_seconds(process) + ended_children_seconds(process);
+    of(process) + children.split_whitespace().filter_map(|id| id.parse().ok()).map(of).sum::<f64>()
+}
+
+/// Seconds of processor time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Used {
+    server: f64,
+    client: f64,
+}
+
+impl Used {
+    fn add(&mut self, after: Self, before: Self) {
+        self.server += after.server - before.server;
+        self.client += after.client - before.client;
     }
 }
 
@@ -392,6 +502,8 @@ struct Side<'s> {
     process: Option<u32>,
     /// One thread has all connections.
     by_one: bool,
+    /// It keeps what it is given.
+    keeps: bool,
 }
 
 /// Documents of the collection.
@@ -404,6 +516,9 @@ fn count(client: &mut Client) -> anyhow::Result<i64> {
         _ => anyhow::bail!("a count without a number: {counted}"),
     }
 }
+
+/// What is measured of a turn.
+type Work<'w> = &'w dyn Fn() -> anyhow::Result<f64>;
 
 /// One turn of a contender.
 type Turn<'t> = &'t dyn Fn(Kind) -> anyhow::Result<f64>;
