@@ -417,6 +417,22 @@ fn a_finish_comes_behind_the_data_and_a_close_frees_both_ends() {
         assert!(partition.is_idle());
         assert!(partition.notices().iter().any(|notice| matches!(notice, Notice::Gone { .. })));
     }
+    // More data than goes in one turn.
+    let mut world = World::with_queues(None, 4 * BATCH);
+    let [client, server] = world.connect(100, 0);
+    let bytes: Vec<u8> = (0..4 * BATCH * (SLOT - 8)).map(byte).collect();
+    assert_eq!(client.send(&bytes), Ok(bytes.len()));
+    client.connection.shutdown(client.fd.as_raw_fd(), libc::SHUT_WR).unwrap();
+    world.settle();
+    let mut came = Vec::new();
+    while let Ok(part) = server.receive(5000)
+        && !part.is_empty()
+    {
+        came.extend(part);
+        world.settle();
+    }
+    assert!(came == bytes, "{} of {} bytes came before the end", came.len(), bytes.len());
+    assert_eq!(server.receive(100), Ok(Vec::new()));
 }
 
 #[test]

@@ -416,8 +416,8 @@ mod tests {
         arrive(&connection, b"last");
         assert_eq!(connection.shutdown(fd, libc::SHUT_RD), Ok(0));
         connection.wait(fd).unwrap().release(fd).unwrap();
-        assert_eq!(connection.wait(fd).unwrap_err(), Errno(libc::ENODATA));
         assert_eq!(connection.arrived(fd).unwrap_err(), Errno(libc::ENODATA));
+        assert_eq!(connection.wait(fd).unwrap_err(), Errno(libc::ENODATA));
         // The other half goes on.
         assert_eq!(connection.write(fd, b"x"), Ok(1));
     }
