@@ -75,15 +75,16 @@ pub(super) fn pipeline(stages: &[Bson], depth: usize) -> Result<Pipeline> {
                 format!("{name} is only valid as the first stage in a pipeline"),
             );
         }
-        if matches!(parsed.first(), Some(Stage::Source(first, _)) if first == "$changeStream")
-            && !IN_CHANGE_STREAMS.contains(&name.as_str())
-        {
+        let watches =
+            matches!(parsed.first(), Some(Stage::Source(first, _)) if first == "$changeStream");
+        // First, for a stage that there is not has another code.
+        stage(name, argument, depth, &mut parsed)?;
+        if watches && !IN_CHANGE_STREAMS.contains(&name.as_str()) {
             return fail(
                 Code::IllegalOperation,
                 format!("{name} is not permitted in a $changeStream pipeline"),
             );
         }
-        stage(name, argument, depth, &mut parsed)?;
     }
     if parsed.iter().filter(|stage| matches!(stage, Stage::Unwind(_))).count() > MOST_UNWINDS {
         return fail(
