@@ -5,8 +5,8 @@
 //! ```
 //!
 //! Numbers are big-endian, so that a row's fields lie in the order of their positions. The position follows
-//! from generation and field, so whoever looks for a field compares the rest alone and need not know it. It
-//! is worked out where a new field is stored.
+//! from generation and field, so a look-up of a field compares the rest alone and
+//! needs no position. A shard works it out where it stores a new field.
 
 use crate::same::same;
 use crate::siphash::SipHash;

@@ -2,20 +2,18 @@
 //! applied, and took the log's words or its entries.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+mod common;
+
 use beeline_paxos::{
-    AccessKey, Change, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Kind, Layout,
-    Message, NodeId, Options, Position, Replica, RoleName, Start, Term,
+    AccessKey, Change, Command, Event, Grant, HeapMemory, Kind, Message, NodeId, Options, Position,
+    Replica, RoleName, Start, Term,
     layout::{Status, vote_word},
 };
+use common::{layout, memory, start};
 
-const CLUSTER: ClusterId = ClusterId(7);
 const OWN: NodeId = NodeId(1);
 const OTHER: NodeId = NodeId(2);
 const GRANTED: AccessKey = AccessKey(77);
-
-fn layout() -> Layout {
-    Layout::new(64, 256).unwrap()
-}
 
 /// A server whose own memory does at once what it is told; what concerns others is kept.
 struct Server {
@@ -38,15 +36,10 @@ impl Server {
         term: Term,
     ) -> Self {
         let start = Start {
-            id: OWN,
-            cluster: CLUSTER,
-            layout: layout(),
             vote_word: vote_word(term, Some(OWN)),
-            snapshot: Position::NONE,
             chosen: Position(chosen),
             reached: Position(reached),
-            configuration: Configuration::initial(members),
-            seed: 3,
+            ..start(members)
         };
         let replica = Replica::open(start, Options::default(), memory).unwrap();
         Self { replica, now_ns: 0, key: 0, kept: Vec::new() }
@@ -130,21 +123,29 @@ impl Server {
         self.kept.iter().filter_map(range).collect()
     }
 
+    /// The other server votes for this one, and this one reads that one's slots, up to `highest`.
+    fn learns_from(&mut self, voter: &HeapMemory, highest: u64) {
+        use beeline_paxos::LogMemory as _;
+        let (committed, snapshot) = (Position::NONE, Position::NONE);
+        let grant = Grant { key: GRANTED, committed, highest: Position(highest), snapshot };
+        let term = self.replica.term();
+        self.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
+        assert_eq!(self.replica.role(), RoleName::Recovering);
+        let mut bytes = vec![0; highest as usize * layout().slot_bytes() as usize];
+        voter.load(layout().slot_offset(Position(1)), &mut bytes);
+        let (peer, first) = (OTHER, Position(1));
+        self.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
+    }
+
     fn sends_snapshot(&self) -> bool {
         self.kept.contains(&Command::SendSnapshot { to: OTHER })
     }
 }
 
-fn formatted() -> HeapMemory {
-    let mut memory = HeapMemory::new(layout().region_bytes());
-    layout().format(CLUSTER, &mut memory);
-    memory
-}
-
 /// A log of `entries`, of which the commit word was lost; and then the slots from `lost` on.
 fn log_without(entries: u64, lost: u64) -> HeapMemory {
     use beeline_paxos::LogMemory as _;
-    let mut server = Server::open(formatted(), &[OWN], 0, Term(1));
+    let mut server = Server::open(memory(), &[OWN], 0, Term(1));
     server.lead();
     for at in 1..=entries {
         assert_eq!(server.propose(&format!("entry {at}")), Position(at));
@@ -215,22 +216,11 @@ fn a_candidate_that_lacks_what_a_log_lost_is_refused_and_gets_the_machine_s_stat
 fn a_leader_that_finds_entries_lost_at_a_voter_takes_over_none_of_them() {
     let mut lost = Server::open(log_without(9, 5), &[OWN], 9, Term(2));
     lost.lead();
-    let mut server = Server::open(formatted(), &[OWN, OTHER, NodeId(3)], 0, Term(2));
+    let mut server = Server::open(memory(), &[OWN, OTHER, NodeId(3)], 0, Term(2));
     server.campaign();
-    let (none, highest) = (Position::NONE, Position(9));
-    let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
-    let term = server.replica.term();
-    server.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
-    assert_eq!(server.replica.role(), RoleName::Recovering);
-    let mut bytes = vec![0; 9 * layout().slot_bytes() as usize];
-    {
-        use beeline_paxos::LogMemory as _;
-        lost.replica.memory().load(layout().slot_offset(Position(1)), &mut bytes);
-    }
-    let (peer, first) = (OTHER, Position(1));
-    server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
+    server.learns_from(lost.replica.memory(), 9);
     assert_eq!(server.replica.role(), RoleName::Follower);
-    assert_eq!((server.replica.committed(), server.copies()), (none, Vec::new()));
+    assert_eq!((server.replica.committed(), server.copies()), (Position::NONE, Vec::new()));
 }
 
 /// Of what the member `OWN` of three was asked for within so many ticks of 10 ms, whether it wants to lead.
@@ -275,19 +265,8 @@ fn who_has_a_part_of_what_its_log_lacks_leads_where_nobody_else_does_and_a_voter
     let whole = log_without(9, 10);
     let mut server = Server::open_reached(log_without(9, 5), &members, (4, 9), Term(2));
     server.campaign();
-    let (none, highest) = (Position::NONE, Position(9));
-    let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
-    let term = server.replica.term();
-    server.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
-    assert_eq!(server.replica.role(), RoleName::Recovering);
-    let mut bytes = vec![0; 9 * layout().slot_bytes() as usize];
-    {
-        use beeline_paxos::LogMemory as _;
-        whole.load(layout().slot_offset(Position(1)), &mut bytes);
-    }
-    let (peer, first) = (OTHER, Position(1));
-    server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
-    server.step(Event::Flushed { peer, key: GRANTED, last: Position(9) });
+    server.learns_from(&whole, 9);
+    server.step(Event::Flushed { peer: OTHER, key: GRANTED, last: Position(9) });
     assert_eq!(server.replica.role(), RoleName::Leader, "{:?}", server.kept);
     assert_eq!(server.replica.committed(), Position(9));
     let mut payload = Vec::new();
@@ -323,26 +302,15 @@ fn a_leader_that_has_a_part_of_what_a_voter_lost_does_not_take_it_for_lost() {
     let members = [OWN, OTHER, NodeId(3)];
     let mut server = Server::open_reached(log_without(9, 10), &members, (4, 9), Term(2));
     server.campaign();
-    let (none, highest) = (Position::NONE, Position(9));
-    let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
-    let term = server.replica.term();
-    server.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
-    assert_eq!(server.replica.role(), RoleName::Recovering);
-    let mut bytes = vec![0; 9 * layout().slot_bytes() as usize];
-    {
-        use beeline_paxos::LogMemory as _;
-        lost.replica.memory().load(layout().slot_offset(Position(1)), &mut bytes);
-    }
-    let (peer, first) = (OTHER, Position(1));
-    server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
+    server.learns_from(lost.replica.memory(), 9);
     assert_eq!(server.replica.role(), RoleName::Follower);
-    assert_eq!((server.replica.committed(), server.copies()), (none, Vec::new()));
+    assert_eq!((server.replica.committed(), server.copies()), (Position::NONE, Vec::new()));
 }
 
 /// It finds the other member in its log, and only then that entries behind are lost.
 #[test]
 fn who_took_itself_for_alone_gives_up_where_it_has_a_part_of_what_is_lost() {
-    let mut server = Server::open(formatted(), &[OWN], 0, Term(1));
+    let mut server = Server::open(memory(), &[OWN], 0, Term(1));
     server.lead();
     for at in 1..=3 {
         server.propose(&format!("entry {at}"));

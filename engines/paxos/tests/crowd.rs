@@ -2,10 +2,13 @@
 //! overwhelmed by its leader.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
+mod common;
+
 use beeline_paxos::{
-    AccessKey, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Layout, Message,
-    NodeId, Options, Position, Replica, RoleName, Start, Term,
+    AccessKey, Command, Event, Grant, HeapMemory, Message, NodeId, Options, Position, Replica,
+    RoleName, Term,
 };
+use common::{memory, start};
 
 const OWN: NodeId = NodeId(1);
 const VOTER: NodeId = NodeId(2);
@@ -24,21 +27,8 @@ struct Server {
 
 impl Server {
     fn open() -> Self {
-        let layout = Layout::new(64, 256).unwrap();
-        let mut memory = HeapMemory::new(layout.region_bytes());
-        layout.format(ClusterId(7), &mut memory);
-        let start = Start {
-            id: OWN,
-            cluster: ClusterId(7),
-            layout,
-            vote_word: 0,
-            snapshot: Position::NONE,
-            chosen: Position::NONE,
-            reached: Position::NONE,
-            configuration: Configuration::initial(&[OWN, VOTER, SILENT]),
-            seed: 3,
-        };
-        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        let replica =
+            Replica::open(start(&[OWN, VOTER, SILENT]), Options::default(), memory()).unwrap();
         Self { replica, now_ns: 0, key: 0, to_voter: 0, to_silent: 0 }
     }
 

@@ -2,12 +2,15 @@
 //! follower rests when that one knows everything, and knows that it does.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 
+mod common;
+
 use std::collections::VecDeque;
 
 use beeline_paxos::{
-    AccessKey, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Layout, Message,
-    NodeId, Options, Position, Replica, RoleName, Start, Status, Term,
+    AccessKey, Command, Event, Grant, HeapMemory, Message, NodeId, Options, Position, Replica,
+    RoleName, Status, Term,
 };
+use common::{memory, start};
 
 /// A replica whose commands are carried out at once.
 struct Alone {
@@ -19,21 +22,7 @@ struct Alone {
 
 impl Alone {
     fn new() -> Self {
-        let layout = Layout::new(64, 256).unwrap();
-        let mut memory = HeapMemory::new(layout.region_bytes());
-        layout.format(ClusterId(7), &mut memory);
-        let start = Start {
-            id: NodeId(1),
-            cluster: ClusterId(7),
-            layout,
-            vote_word: 0,
-            snapshot: Position::NONE,
-            chosen: Position::NONE,
-            reached: Position::NONE,
-            configuration: Configuration::initial(&[NodeId(1)]),
-            seed: 3,
-        };
-        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        let replica = Replica::open(start(&[NodeId(1)]), Options::default(), memory()).unwrap();
         Self { replica, now_ns: 1, step_downs: 0, applied: Position::NONE }
     }
 
@@ -111,21 +100,8 @@ struct Led {
 
 impl Led {
     fn new() -> Self {
-        let layout = Layout::new(64, 256).unwrap();
-        let mut memory = HeapMemory::new(layout.region_bytes());
-        layout.format(ClusterId(7), &mut memory);
-        let start = Start {
-            id: NodeId(1),
-            cluster: ClusterId(7),
-            layout,
-            vote_word: 0,
-            snapshot: Position::NONE,
-            chosen: Position::NONE,
-            reached: Position::NONE,
-            configuration: Configuration::initial(&[NodeId(1), PEER]),
-            seed: 3,
-        };
-        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        let replica =
+            Replica::open(start(&[NodeId(1), PEER]), Options::default(), memory()).unwrap();
         let mut led = Self { replica, now_ns: 1, shows: Status::default(), told_awake: 0 };
         led.pass(2_000);
         assert_eq!(led.replica.role(), RoleName::Leader);
@@ -218,21 +194,9 @@ struct Following {
 
 impl Following {
     fn new() -> Self {
-        let layout = Layout::new(64, 256).unwrap();
-        let mut memory = HeapMemory::new(layout.region_bytes());
-        layout.format(ClusterId(7), &mut memory);
-        let start = Start {
-            id: NodeId(1),
-            cluster: ClusterId(7),
-            layout,
-            vote_word: 0,
-            snapshot: Position::NONE,
-            chosen: Position::NONE,
-            reached: Position::NONE,
-            configuration: Configuration::initial(&[NodeId(1), PEER, NodeId(3)]),
-            seed: 3,
-        };
-        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        let replica =
+            Replica::open(start(&[NodeId(1), PEER, NodeId(3)]), Options::default(), memory())
+                .unwrap();
         Self { replica, now_ns: 1 }
     }
 

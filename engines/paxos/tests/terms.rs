@@ -1,29 +1,15 @@
 //! Messages with terms that no election has led to: from a peer that is broken.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
-use beeline_paxos::{
-    ClusterId, Command, Configuration, Event, HeapMemory, Layout, Message, NodeId, Options,
-    Position, Replica, Start, Term,
-};
+mod common;
+
+use beeline_paxos::{Command, Event, Message, NodeId, Options, Position, Replica, Term};
+use common::{memory, start};
 
 #[test]
 fn a_term_out_of_all_reach_is_believed_by_nobody_and_leaves_terms_to_ask_for() {
-    let layout = Layout::new(64, 256).unwrap();
-    let mut memory = HeapMemory::new(layout.region_bytes());
-    layout.format(ClusterId(7), &mut memory);
     let members = [1, 2, 3].map(NodeId);
-    let start = Start {
-        id: NodeId(1),
-        cluster: ClusterId(7),
-        layout,
-        vote_word: 0,
-        snapshot: Position::NONE,
-        chosen: Position::NONE,
-        reached: Position::NONE,
-        configuration: Configuration::initial(&members),
-        seed: 3,
-    };
-    let mut replica = Replica::open(start, Options::default(), memory).unwrap();
+    let mut replica = Replica::open(start(&members), Options::default(), memory()).unwrap();
     let (from, committed, transfer) = (NodeId(2), Position::NONE, true);
     for term in [Term(u32::MAX), Term(u32::MAX - 1), Term(1 << 25)] {
         for message in [

@@ -7,7 +7,8 @@
 //!         ── messages of 64 KiB ──────────────────▶ file         a receive per message is credit
 //! ```
 //!
-//! The last message ends it; whoever installs the file synchronises it, and checks the checksum inside. What breaks is forgotten: the protocol asks for the snapshot again.
+//! The last message ends it; the job that installs the file synchronises it, and checks the checksum inside. What
+//! breaks is forgotten: the protocol asks for the snapshot again.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

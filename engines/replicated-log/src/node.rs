@@ -254,7 +254,7 @@ pub struct Node<S> {
     machine_has: Position,
     /// And some of those up to here.
     machine_reached: Position,
-    /// Since when nobody leads while some of that is not committed here, and whether that was said.
+    /// Since when no member leads while some of that is not committed here, and whether that was said.
     leaderless: Option<(u64, bool)>,
     /// What the snapshot's file covers.
     snapshot: Position,
@@ -614,7 +614,7 @@ impl<S: StateMachine> Node<S> {
         Ok(self.try_to_rest(now_ns)?)
     }
 
-    /// Says so, once, where nobody leads for long and this member has a part of what it does not know as committed.
+    /// Says so, once, where no member leads for long and this member has a part of what it does not know as committed.
     fn look_for_a_leader(&mut self, now_ns: u64) {
         let replica = self.member.replica();
         let is_led = replica.leader().is_some() && replica.role() != RoleName::Recovering;
@@ -629,7 +629,7 @@ impl<S: StateMachine> Node<S> {
             tracing::warn!(
                 %committed,
                 %reached,
-                "nobody leads, and this member's state machine has a part of entries that its log may lack: \
+                "no member leads, and this member's state machine has a part of entries that its log may lack: \
                  start a member that has them"
             );
         }

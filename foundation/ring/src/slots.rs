@@ -268,7 +268,7 @@ impl SlotProducer {
     }
 }
 
-/// A slot that is free and will stay so: nobody else produces, and it borrows the producer.
+/// A slot that is free and will stay so: a queue has one producer, and this borrows it.
 #[derive(Debug)]
 pub struct FreeSlot<'a>(&'a mut SlotProducer);
 

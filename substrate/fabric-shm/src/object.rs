@@ -182,7 +182,7 @@ impl ConnectionObject {
         self.view(self.end.other()).word(256).load(Ordering::Acquire) != 0
     }
 
-    /// Tells a peer that is still inside an atomic that nobody waits for it any more. The peer leaves by
+    /// Tells a peer that is still inside an atomic that this end waits for it no more. The peer leaves by
     /// storing one word and then loading the other, with a light fence between ([`EndView::leave_atomic`]);
     /// here the words are the other way round, with the heavy fence. So at least one side sees the other's
     /// store: a peer that is still inside will see ours.
@@ -196,7 +196,7 @@ impl ConnectionObject {
         barrier::heavy();
         if !self.peer_is_in_atomic() {
             // It has just left, and its operation is part of what moves. Where it saw the word none the
-            // less, its request ends as one that nobody knows about.
+            // less, its request ends as one of unknown outcome.
             peer.word(264).store(0, Ordering::Release);
         }
     }
@@ -319,7 +319,7 @@ impl EndView {
     /// that nobody knows whether the operation took effect.
     #[inline(always)]
     pub(crate) fn leave_atomic(&self, asymmetric: bool) -> bool {
-        // Pairs with the acquire in `peer_is_in_atomic`: who sees it sees what the operation stored.
+        // Pairs with the acquire in `peer_is_in_atomic`: an owner that sees it sees what the operation stored.
         self.word(256).store(0, Ordering::Release);
         // Pairs with the heavy fence in `give_up_atomic`.
         barrier::light(asymmetric);

@@ -126,7 +126,7 @@ fn comparison(name: &str, filter: &Document, document: &Document) -> Document {
     told
 }
 
-/// What a schema says of itself for whoever reads the refusal.
+/// What a schema says of itself for the reader of a refusal.
 fn annotate(told: &mut Document, schema: &Document) {
     for word in ["title", "description"] {
         if let Some(text) = schema.get(word) {

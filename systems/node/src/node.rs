@@ -455,7 +455,7 @@ impl NodeHandle {
     /// Locks shards, in ascending order, for `work` of a service; their own threads step back
     /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges. Of several
     /// shards no commit is under way when `work` begins. Of one there may be: `work` commits before it
-    /// tells anyone of keys that others store.
+    /// tells a client of keys that other clients store.
     pub fn with_shards<R>(&self, wanted: &[usize], work: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
         self.with_shards_changed(wanted, |keyspace| (work(keyspace), true))
     }

@@ -220,7 +220,7 @@ impl DerefMut for LockedShards<'_> {
 impl LockedShards<'_> {
     /// Waits, where several shards are locked, for the commits that were begun in them: what joins them is
     /// stored in the log of one and rests on the others', which a loss of power must not take away from
-    /// below it. A shard whose commit fails takes nothing more, and whoever asks it is refused.
+    /// below it. A shard whose commit fails takes nothing more, and refuses every request.
     pub(crate) fn persist_begun(&mut self) {
         if self.guards.len() > 1 {
             let begun = |shard: &&mut MutexGuard<'_, Shard>| shard.commits_under_way() > 0;

@@ -301,7 +301,7 @@ fn a_failed_commit_refuses_the_successor_of_a_client_that_left_while_its_reply_w
     assert_eq!(calm.ask("SET calm before"), "+OK");
     let held = fault::arm(SYNC, FaultAction::Hold, 0);
     let mut leaver = Client::connect(&files.node);
-    // A reply that nobody reads has the peer hear of the end at once.
+    // A reply that its client never reads has the peer hear of the end at once.
     leaver.send("PING\r\nSET key value\r\n");
     until_passed(&held, 1);
     leaver.stream.peek(&mut [0]).unwrap();

@@ -283,7 +283,7 @@ fn a_member_without_clients_is_not_short_of_room_for_good_after_the_last_deletio
 }
 
 /// A member ends by a signal when its pool has just become full, before it recorded its position. What comes again is
-/// there, and needs no room; held, it would keep the member from every read until somebody made some.
+/// there, and needs no room; held, it would keep the member from every read until an operator made some.
 #[test]
 fn what_a_full_member_had_applied_is_not_held_for_want_of_room() {
     let cluster = Arc::new(Cluster::default());

@@ -428,7 +428,7 @@ fn a_member_that_is_closed_while_it_restores_a_snapshot_does_not_hold_up_its_thr
         gate.open.store(true, Ordering::SeqCst);
         closing.join().unwrap().unwrap();
     });
-    // Nobody is at work there.
+    // The ended member holds its folder no more.
     let boot = Boot::named("first");
     Home::open_under(&all.path(2, 0), Durability::Process, &boot).unwrap();
 }

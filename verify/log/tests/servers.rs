@@ -156,7 +156,7 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
     eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
 }
 
-/// Whoever opens its folder next finds nobody at work there.
+/// Its folder can be opened right after.
 #[test]
 fn a_member_that_stops_while_it_restores_a_snapshot_ends_when_that_is_done() {
     let (mut cluster, away, gate) = with_one_that_restores(false);

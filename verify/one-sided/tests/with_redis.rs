@@ -1,5 +1,5 @@
 //! One-sided clients and Redis clients of one node at `power` on files: nothing that one of them is told rests on
-//! what is not persisted, whoever wrote it.
+//! what is not persisted, be it the other one's.
 //!
 //! In a binary of its own: fault points are global to the process.
 
@@ -224,14 +224,14 @@ fn what_one_kind_of_client_wrote_is_shown_to_the_other_once_it_is_persisted() {
     }
     assert!(client.put(0, b"key", b"between", PutOptions::default()).is_ok());
     files.come_to_rest();
-    // A put: whoever reads it waits with it.
+    // A put: a client that reads it waits with it.
     let held = fault::arm(SYNC, FaultAction::Hold, 0);
     client.submit(put("key", "after")).unwrap();
     client.flush();
     until_passed(&held, "the put's commit synchronises");
     redis.send("GET key");
     other.send("SET both after");
-    // While it waits its shard serves nobody: a request in the socket is no reply.
+    // While it waits its shard serves no client: a request in the socket is no reply.
     assert!(answers(&mut client).is_empty() && redis.is_silent() && other.is_silent());
     drop(held);
     assert!(answer(&mut client).unwrap().is_none());

@@ -96,8 +96,8 @@ impl Shard {
         Ok(Stored { version: appended.version, new })
     }
 
-    /// The part of [`Shard::put_field`] where nobody asked for the lines of the old entry: they arrive while
-    /// the new one is being written.
+    /// The part of [`Shard::put_field`] where no look-ahead asked for the lines of the old entry: they arrive
+    /// while the shard writes the new one.
     fn put_field_sought(
         &mut self,
         field: &FieldName<'_>,

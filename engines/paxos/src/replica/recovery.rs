@@ -230,7 +230,7 @@ impl<M: LogMemory> Replica<M> {
     }
 
     /// Whether the state machine has a part of an entry that is in no own slot. Other members have all of the
-    /// entry: one of them leads, and copies the entry here. A server alone has nobody to get it from.
+    /// entry: one of them leads, and copies the entry here. A server alone has no other member to get it from.
     pub(super) fn lacks_what_was_begun(&mut self) -> bool {
         let mut position = self.chosen.max(self.committed).next();
         while position <= self.reached && !self.is_alone() {

@@ -136,7 +136,7 @@ impl Resident {
             return None;
         }
         let ending = std::thread::Builder::new().name("log-ending".to_owned()).spawn(end);
-        // Without a thread nobody waits, and who asks how it ended hears that there is nobody to ask.
+        // Without a thread the machine ends unawaited, and `Host::close` hears that the member is gone.
         ending.inspect_err(|error| tracing::error!(%error, "a member ends beside its machine")).ok()
     }
 }

@@ -4,7 +4,7 @@
 //! goes on voting, confirming and, where it must, leading until another one does, and applies on
 //! once there is room. What it holds stands in its log, which overwrites no slot that is not
 //! applied; if the others' logs go on beyond that, it gets a snapshot. Reads are refused meanwhile, to
-//! be asked again: who asked may have a time limit, and another member may lead by then. The same holds while the
+//! be asked again: the client may have a time limit, and another member may lead by then. The same holds while the
 //! machine is away to restore a snapshot ([`super::install`]).
 
 use beeline_paxos::{Command, Event, Kind, Outcome as O, Position, RoleName, batch};

@@ -221,7 +221,7 @@ impl<S: StateMachine> Node<S> {
                 if hello.line == line.id {
                     lines.made(line.id, &line.address, cluster, u64::from(hello.threads));
                 } else {
-                    // The peer has a thread of its own: nobody else is reached there.
+                    // The peer has a thread of its own: no other member is reached there.
                     lines.given_up(&line.address, cluster);
                 }
             }

@@ -163,7 +163,7 @@ impl<S: StateMachine> Node<S> {
         };
         self.member.use_received(true);
         let errand = Errand::of(machine);
-        // A job that waits for a thread keeps the folder of a member that ended from nobody.
+        // A job that still waits for a thread holds no folder: the member may have ended, and be opened again.
         let (job, home, mailbox) =
             (Arc::clone(&errand), Arc::downgrade(&self.home), self.mailbox.clone());
         let has = (self.member.replica().committed(), self.machine_has);
@@ -176,7 +176,7 @@ impl<S: StateMachine> Node<S> {
             let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
                 Err(NodeError::Machine(std::io::Error::other("it panicked over a snapshot")))
             });
-            // Whoever waits for the job has the folder to itself.
+            // The thread that waits for the job may open the folder.
             drop(home);
             job.end(machine, outcome);
             // The node may have ended meanwhile.
@@ -228,7 +228,7 @@ impl<S: StateMachine> Node<S> {
     fn go_on_from(&mut self, head: Head) -> Result<(), NodeError> {
         let Head { position, configuration, sessions, .. } = head;
         self.sessions = sessions;
-        // Where it brings no later membership it removes nobody.
+        // Where it brings no later membership it removes no member.
         if configuration.position() > self.membership.position() {
             for member in self.known.forget_before(&configuration) {
                 // A peer that is connected has greeted, and does not again.
@@ -273,7 +273,7 @@ impl<S: StateMachine> Node<S> {
 }
 
 impl<S> Drop for Node<S> {
-    /// Who opens the member's folder, or the machine's, next finds nobody at work in it.
+    /// When this is done no job works in the member's folder, or in the machine's.
     fn drop(&mut self) {
         if let Some(errand) = self.errand.take() {
             self.machine = Some(errand.take_back());

@@ -76,7 +76,7 @@ impl<S: StateMachine> Node<S> {
             || members.all(|id| id == replica.id() || member.is_connected(id))
     }
 
-    /// Whom this leader hands over to before it rests: once in a leadership, whatever comes of it.
+    /// The member that this leader hands over to before it rests: once in a leadership, whatever comes of it.
     fn heir(&self) -> Option<NodeId> {
         let replica = self.member.replica();
         let heir = rightful(self.home.cluster(), replica.configuration().members())?;

@@ -49,7 +49,7 @@ impl<S: StateMachine> Node<S> {
             Ok(state) => state,
             Err(error) => return self.snapshot_failed(error.to_string(), now_ns),
         };
-        // A job that waits for a thread keeps the folder of a member that ended from nobody.
+        // A job that still waits for a thread holds no folder: the member may have ended, and be opened again.
         let (home, mailbox) = (Arc::downgrade(&self.home), self.mailbox.clone());
         let head = Head {
             position: self.applied,

@@ -499,7 +499,7 @@ impl Replicated for ReplicatedKeys {
 
     /// A unit begins with room for all of it, or is held. Deletions always go on: there is room set
     /// aside for them. So does what took effect in an earlier run: held, it would keep shards at different positions,
-    /// and the member from all reads, until somebody made room.
+    /// and the member from all reads, until an operator made room.
     fn has_room_for(&mut self, position: Position, index: u32, unit: &Unit<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
         let place = Place { position: position.0, index };

@@ -1,7 +1,7 @@
 //! When a shard's thread polls, steps back and sleeps.
 //!
 //! Invariants: it sleeps only after it announced so and looked once more (see
-//! [`crate::shared::Door::sleeping`]), so that whoever fills a mailbox, or has a commit done, either
+//! [`crate::shared::Door::sleeping`]), so that a thread that fills a mailbox, or ends a commit, either
 //! is seen or sees the announcement; it wakes in time for the next expiry, the next housekeeping and
 //! whatever else is due; a thread with nothing to do and nothing due sleeps for ever; one that polls
 //! on after fabric work does so for a bounded time, and lets others have its core every few

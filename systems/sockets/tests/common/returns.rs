@@ -17,7 +17,7 @@ pub fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {
     back_by(streams, 0)
 }
 
-/// By a caller to whom the end `own` is the own one. Where a thread that works on an end waits for a
+/// By a caller whose end is `own`. Where a thread that works on an end waits for a
 /// processor for longer than a caller waits for it, once more.
 pub fn back_by(streams: &[TcpStream; 2], own: usize) -> Result<(), NotRecalled> {
     let begun = Instant::now();

@@ -19,6 +19,17 @@ use rustix::process::Signal;
 
 use members::{CLUSTER, Cluster, PATIENCE, ask, places};
 
+/// The connection that is there, or a new one; none for now where the member takes none.
+fn open_again(client: &mut Option<Connection>, address: SocketAddr) -> Option<&mut Connection> {
+    if client.is_none() {
+        *client = Connection::open(address).ok();
+        if client.is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    client.as_mut()
+}
+
 /// One client that increments its own counter at one member, and counts what it knows.
 struct Writer {
     stop: Arc<AtomicBool>,
@@ -37,13 +48,7 @@ impl Writer {
             let (mut acknowledged, mut unknown) = (0, 0);
             let mut client: Option<Connection> = None;
             while !stopped.load(Ordering::Relaxed) {
-                let Some(open) = client.as_mut() else {
-                    client = Connection::open(address).ok();
-                    if client.is_none() {
-                        std::thread::sleep(Duration::from_millis(20));
-                    }
-                    continue;
-                };
+                let Some(open) = open_again(&mut client, address) else { continue };
                 match open.call(&[b"INCR", name.as_bytes()]) {
                     Ok(Reply::Integer(count)) => {
                         acknowledged += 1;

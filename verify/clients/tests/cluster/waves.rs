@@ -11,6 +11,7 @@ use beeline_verify_clients::{Connection, Reply, deep, eventually, note};
 use rustix::process::Signal;
 
 use super::members::{Cluster, PATIENCE};
+use super::open_again;
 
 /// Counters of one writer: over all shards.
 const COUNTERS: usize = 48;
@@ -44,13 +45,7 @@ impl Writer {
             let mut known = vec![Known::default(); COUNTERS];
             let mut client: Option<Connection> = None;
             while !stopped.load(Ordering::Relaxed) {
-                let Some(open) = client.as_mut() else {
-                    client = Connection::open(address).ok();
-                    if client.is_none() {
-                        std::thread::sleep(Duration::from_millis(20));
-                    }
-                    continue;
-                };
+                let Some(open) = open_again(&mut client, address) else { continue };
                 let sent = open.send(&pipeline);
                 let mut alive = sent.is_ok();
                 for known in &mut known {
